@@ -69,6 +69,10 @@ class ProcessLost(KernelError):
     """
 
 
+class ShortOfMemory(KernelError):
+    """A kernel's memory ran out; its Worker goes on with lower limits, if it can."""
+
+
 class RunError(DataflowError, RuntimeError):
     """A run that cannot go on: starvation, error budget spent, a node that keeps nothing."""
 

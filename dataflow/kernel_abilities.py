@@ -13,6 +13,7 @@ import numpy as np
 
 from dataflow.batch import Ragged
 from dataflow.kernel import Assignment, Chunk
+from dataflow.memory_limits import MemoryLimits, MemoryNeed
 
 
 class Interruptible(ABC):
@@ -77,6 +78,24 @@ class PartTrainer(ABC):
     @abstractmethod
     def forget_parts(self) -> None:
         """Drop the sums of a Step that begins again; does nothing if there are none."""
+        ...
+
+
+class Limited(ABC):
+    """A kernel whose memory at work follows from limits: where it runs out, an error leaves `run`,
+    `step` or `train_part`, and the kernel can be called again, with lower ones.
+    """
+
+    @abstractmethod
+    def limit(self, limits: MemoryLimits) -> None:
+        """Take no more at once from the next chunk or Step on; called between two."""
+        ...
+
+    @abstractmethod
+    def give_back(self) -> MemoryNeed:
+        """It has run out: drop all that is held of what failed, and say what that was. What it had
+        done of a Step is kept: `step` with the same rows goes on behind it.
+        """
         ...
 
 

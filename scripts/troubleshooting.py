@@ -50,7 +50,8 @@ this page from commands that a test runs.
 | episodes that end with `length` | `episode/overflow`, and [budgets](agents.md#budgets) |
 | a run that stands still | after `--watchdog` seconds it stops and says who waits for whom |
 | a run that was killed | `dataflow runs`; then `dataflow resume RUN_FOLDER` |
-| too little memory | `dataflow explain TARGET`: what each node holds |
+| too little memory | `dataflow explain TARGET`: what each node holds; \
+[when memory runs out](how-to.md#when-memory-runs-out) |
 | a process that failed | `logs/<worker>.log` in the run folder |
 | another host that failed | `logs/host-<host>.log` ; [messages](#what-a-ray-cluster-may-say) |
 | a breakpoint that is not reached | `--inproc` runs everything in one process |

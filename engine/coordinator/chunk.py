@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from dataflow.batch import Keys
+from dataflow.memory_limits import MemoryLimits
 from engine.coordinator.blocks import Readings
 from engine.plan.plan import PlannedNode
 
@@ -39,6 +40,10 @@ class NodeChunk:
     owed: int = 0
     """Of rows that were bound late: those that have neither come nor been given up."""
     runs: int = 0
+    limits: MemoryLimits | None = None
+    """What its kernel may take at once, where that is less than the plan says."""
+    was_short: bool = False
+    """Whether its kernel's memory ran out, so that its runs had different limits."""
     loses_rows: bool = False
     """Whether rows of it were lost alone, in any of its runs."""
     blocks_made: dict[int, tuple[Keys, np.ndarray]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dataflow.memory_limits import MemoryLimits
 from engine.coordinator.course import Course, Moment
 from engine.coordinator.device_turns import DeviceTurns
 from engine.coordinator.livelock import Livelock
@@ -85,6 +86,11 @@ class Coordinator:
     def at(self) -> Moment:
         """Where the run is."""
         return self._course.at
+
+    @property
+    def lowered_limits(self) -> dict[str, MemoryLimits]:
+        """Of each node whose memory ran out: what it takes at once since."""
+        return dict(self._dispatch.limits.lowered)
 
     def cuts(self) -> dict[str, tuple[int, int, int, int]]:
         """By source the prompts that are finished and untrained, that a Step takes, that are
@@ -212,7 +218,7 @@ class Coordinator:
                 self._blocks.add(event.ref, 0)
             case m.ChunkDone() if asked is not None:
                 self._dispatch.finish(asked)
-            case m.FetchFailed() if asked is not None:
+            case m.FetchFailed() | m.Short() if asked is not None:
                 self._dispatch.take_back(asked)
             case m.Loaded() | m.Offered() | m.Fetched() if asked is not None:
                 self._take_weights(event, asked)
@@ -283,6 +289,8 @@ class Coordinator:
                 self._take_weights(event, asked)
             case m.FetchFailed():
                 self._losses.tell_unfetched_again(event, asked)
+            case m.Short():
+                self._losses.begin_again_with_less(event, asked)
             case m.Stepped():
                 self._training.end_turn()
             case m.PartTrained():
@@ -327,8 +335,9 @@ class Coordinator:
         chunk = asked.chunk
         assert chunk is not None
         difference = self._dispatch.finish(asked)
-        if difference and chunk.loses_rows:
-            # What failed, an environment, need not fail twice: no other run gives the same rows.
+        if difference and (chunk.loses_rows or chunk.was_short):
+            # What failed, an environment, need not fail twice, and with other limits the last bits
+            # differ: no other run gives the same rows.
             self._course.go_back(asked.task.worker, difference)
             return
         if difference:

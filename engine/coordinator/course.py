@@ -251,6 +251,7 @@ class Course:
         self._metrics = self._sources.metrics(step.run.taken, self.version)
         self._metrics |= self._replicas.step_ended()
         self._metrics |= self._relayouts.end_step(self.version + 1)
+        self._metrics |= self._dispatch.limits.take_metrics()
         self._recovery.step_ended()
         self.version += 1
         self._dispatch.next_step(but=self._next_wave.chunks)

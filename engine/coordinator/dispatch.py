@@ -33,6 +33,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.chunk_queue import Parked
 from engine.coordinator.late_binding import LateBinding
+from engine.coordinator.memory_limits import LoweredLimits
 from engine.coordinator.replica_choice import Idlest
 from engine.coordinator.tables import codes
 from engine.coordinator.task_ledger import Outstanding, Pending
@@ -52,13 +53,19 @@ class Dispatch:
     """Every chunk that was assigned and is not forgotten. pools: of nodes that bind late."""
 
     def __init__(
-        self, plan: Plan, blocks: Blocks, outstanding: Outstanding, pools: Iterable[UnitPool]
+        self,
+        plan: Plan,
+        blocks: Blocks,
+        outstanding: Outstanding,
+        pools: Iterable[UnitPool],
+        limits: LoweredLimits | None = None,
     ) -> None:
+        self.limits = limits or LoweredLimits(plan)
         self._place = plan.place
         self._blocks = blocks
         self._outstanding = outstanding
         blocks.on_gone = self._gone
-        self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
+        self._again = {n.name for n in plan.nodes if not n.lag}
         self._elastic = {n.name for n in elastic_nodes(plan)}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.states)}
         self.late = LateBinding(pools)
@@ -159,6 +166,8 @@ class Dispatch:
 
     def _tell(self, chunk: NodeChunk, worker: str) -> RunChunk:
         """Give a chunk to a replica."""
+        if not chunk.runs:  # later it keeps them: with others it might have other bits
+            chunk.limits = self.limits.of(chunk.node.name)
         chunk.state = "told"
         chunk.runs += 1
         task = RunChunk(
@@ -171,6 +180,7 @@ class Dispatch:
             again=chunk.closed,
             spans=chunk.spans,
             weights=chunk.weights,
+            limits=chunk.limits,
         )
         self._outstanding.ask(task, self._blocks.places(chunk.holds), chunk)
         return task

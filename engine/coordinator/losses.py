@@ -7,6 +7,12 @@
     as a rank of a replica   the others of the replica end, too; Respawn of all of them
     in any other way         Respawn, with its next epoch
 
+    memory runs out          what follows
+    and all is kept          lower limits, and the task again
+    and state is lost        the same, from the last checkpoint
+    of a rank of a replica   the same, once it has ended
+    and nothing is left      the run fails
+
 Owns: that order, also where a replica ends on purpose. Does not own: who is alive (recovery.py),
 how many replicas there are (replicas.py), nor how a region makes its rows again (run_region.py).
 """
@@ -41,6 +47,7 @@ class Losses:
         self._dispatch = parts.dispatch
         self._versions = parts.versions
         self._recovery = parts.recovery
+        self._training = parts.training
         self._replicas = parts.replicas
         self._checkpoints = parts.checkpoints
         self._regions = parts.regions
@@ -145,6 +152,30 @@ class Losses:
         self._dispatch.suspect(event.peer, asked.reads)
         self._reissue(self._dispatch.take_back(asked))
         self._undo(asked)
+
+    def begin_again_with_less(self, event: m.Short, asked: Pending) -> None:
+        """A kernel's memory ran out: lower its node's limits, and have the task done again. Where
+        its Worker has lost what it had, that is a loss as any other. Ends the run if nothing is
+        left to lower.
+        """
+        lowered = self._dispatch.limits.lower(event)
+        if isinstance(lowered, str):
+            if asked.wanted:
+                self._course.fail(lowered)
+                return
+        elif lowered is not None:
+            self._course.out.append(lowered)
+        chunk = asked.chunk
+        if chunk is not None:
+            chunk.limits, chunk.was_short = self._dispatch.limits.of(event.node), True
+        if event.is_lost and chunk is None:
+            self._course.go_back(event.worker, event.error)
+        elif event.is_lost:
+            self._recovery.excuse(event.worker)
+        else:
+            self._training.note_kept_updates(event.need.updates)
+            self._reissue(self._dispatch.take_back(asked))
+            self._undo(asked)
 
     def _undo(self, asked: Pending) -> None:
         """A task came to nothing: its region tells it again."""

@@ -13,6 +13,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.checkpoint_schedule import CheckpointDue
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.evaluation import Evaluation
+from engine.coordinator.memory_limits import LoweredLimits
 from engine.coordinator.next_rows import NextRows
 from engine.coordinator.next_wave import NextWave
 from engine.coordinator.recovery import Recovery
@@ -53,7 +54,8 @@ def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
     has_parts = any(source.part_tokens for source in plan.sources)
     blocks = Blocks(weigh=has_parts or any(node.chunks > 1 for node in plan.nodes))
     sources = Sources(plan, settings, blocks)
-    dispatch = Dispatch(plan, blocks, outstanding, sources.pools)
+    limits = LoweredLimits(plan, settings.limits)
+    dispatch = Dispatch(plan, blocks, outstanding, sources.pools, limits)
     training = Training(plan, blocks, dispatch, outstanding, sources)
     evaluation = Evaluation(plan, blocks, dispatch, outstanding)
     versions = Versions(plan, outstanding)

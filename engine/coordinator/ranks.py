@@ -14,6 +14,7 @@ An assignment of a node with ranks goes through these states:
                                                     FetchFailed of one, which the core is told
                                                     once -> dropped
     training    every rank to do its updates        Stepped of the last: the core hears of one
+                                                    Short of the last, likewise -> dropped
     dropped     every rank to answer all the same   Prepared or FetchFailed of the last
 
 A part of a streamed Step goes through them, too, where ranks compute it together (Layout.partial);
@@ -74,6 +75,8 @@ class RankGroups:
         """For each of these blocks, how many fetches."""
         self._free: set[tuple[str, int]] = set()
         """Blocks that only such a fetch keeps."""
+        self._shorts: dict[int, list[m.Short]] = {}
+        """id -> what ranks said whose memory ran out, until all have."""
         self._lacking: dict[int, str] = {}
         """id -> a rank that was not prepared when this was last looked at."""
 
@@ -233,14 +236,21 @@ class RankGroups:
             case m.Stepped() | m.PartTrained() if event.node in self._groups:
                 released = self._end_fetch(event) if isinstance(event, m.PartTrained) else []
                 return self._pass_last_step(event, asked), released
-            case m.FetchFailed() if asked is not None and self._is_group(asked.task):
-                return self._pass_first_failure(event, asked), self._end_fetch(event)
+            case m.FetchFailed() | m.Short() if asked is not None and self._is_group(asked.task):
+                return self._merge_failure(event, asked)
             case m.Offered() if asked is not None and event.worker != asked.task.worker:
                 # All ranks took part, but not every one has a block.
                 return ([event] if event.block >= 0 else []), []
             case m.WorkerLost():
                 self.forget_worker(event.worker)
         return [event], []
+
+    def _merge_failure(
+        self, event: m.FetchFailed | m.Short, asked: Pending
+    ) -> tuple[list[m.Event], list[m.Instruction]]:
+        if isinstance(event, m.Short):
+            return self._pass_last_short(event, asked), []
+        return self._pass_first_failure(event, asked), self._end_fetch(event)
 
     def _pass_first_failure(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
         """Pass on the first of the ranks that says that it cannot fetch its rows."""
@@ -256,6 +266,22 @@ class RankGroups:
         if asked is None or asked.parts or not asked.wanted:
             return []
         return [replace(event, worker=self._groups[event.node].workers[0])]
+
+    def _pass_last_short(self, event: m.Short, asked: Pending) -> list[m.Event]:
+        """Pass on what the rank said that had no memory, once all ranks have given up alike; at
+        once where nothing is left of what they had.
+        """
+        if event.is_lost:
+            return [event]
+        shorts = self._shorts.setdefault(event.id, [])
+        shorts.append(event)
+        if asked.parts or not asked.wanted:
+            return []
+        del self._shorts[event.id]
+        # The others were at nothing that had no room.
+        worst = max(shorts, key=lambda each: each.need.tokens)
+        is_lost = len({each.need.updates for each in shorts}) > 1
+        return [replace(worst, is_lost=is_lost)]
 
     def forget_worker(self, worker: str) -> None:
         """Forget the blocks of a Worker that is gone."""

@@ -37,6 +37,7 @@ class Recovery:
         """Called with a Worker that is there again."""
         self._deaths: dict[str, list[str]] = {}
         """What each Worker died of since it last finished something."""
+        self._excused: set[str] = set()
 
     def in_order(self, event: Event | From) -> Iterator[Event]:
         """The events that this one lets through, each to be handled before the next: a Worker in
@@ -81,8 +82,15 @@ class Recovery:
         inbox.close()
         self._down.add(event.worker)
         self._spilling.discard(event.worker)
-        self._deaths.setdefault(event.worker, []).append(event.error)
+        if event.worker in self._excused:
+            self._excused.discard(event.worker)
+        else:
+            self._deaths.setdefault(event.worker, []).append(event.error)
         return True
+
+    def excuse(self, worker: str) -> None:
+        """Its next death does not count: it was short of memory, and has lower limits after it."""
+        self._excused.add(worker)
 
     def note_opened(self, event: WorkerOpened) -> bool:
         """Note that a Worker is there; False if it was, or another incarnation is meant."""
@@ -102,7 +110,8 @@ class Recovery:
     def stay_away(self, worker: str) -> None:
         """A Worker that was lost is not begun again: that death does not count."""
         self._absent.add(worker)
-        self._deaths[worker].pop()
+        if deaths := self._deaths.get(worker):
+            deaths.pop()
 
     def begin(self, worker: str) -> None:
         """An absent Worker is to open."""

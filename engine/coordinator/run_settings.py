@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dataflow.memory_limits import MemoryLimits
 from engine.coordinator.relayout_policy import RelayoutPolicy
 from engine.protocol.refs import Ref, SourceCut
 
@@ -36,7 +37,8 @@ class Settings:
     patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0: for
     ever. grace: seconds that a replica has to leave (replicas.py). parts: by source, those into
     which groups were cut as they came, which a Step that is repeated has again. relayout: decides
-    when the run goes on with another layout; of all its attempts the same.
+    when the run goes on with another layout; of all its attempts the same. limits: of nodes whose
+    memory ran out in an earlier attempt.
     """
 
     steps: int | None = None
@@ -50,6 +52,7 @@ class Settings:
     scaling: Scaling = "fixed"
     parts: Mapping[str, RecordedParts] = field(default_factory=dict)
     relayout: RelayoutPolicy | None = None
+    limits: Mapping[str, MemoryLimits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ class StepParts:
             part=numbers.setdefault(part, len(numbers)),
             keys=keys,
             inputs=self._blocks.gathers(readings),
+            limits=self._dispatch.limits.of(node.name),
         )
         self._outstanding.ask(task, self._blocks.places(holds))
         return task

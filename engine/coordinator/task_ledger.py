@@ -134,7 +134,9 @@ class Outstanding:
                 self._set(asked, event.worker, "prepared")
             case m.Prepared() | m.Stepped() | m.PartTrained() | m.Offered() | m.Loaded():
                 self._close_part(asked, event.worker)
-            case m.FetchFailed() | m.RankDone():
+            case m.Short(is_lost=True):  # its Worker ends, and owes it until then
+                pass
+            case m.FetchFailed() | m.RankDone() | m.Short():
                 self._close_part(asked, event.worker)
             case _ if asked is not None:
                 self._close_part(asked, asked.task.worker)

@@ -198,6 +198,7 @@ class Training:
             keys=sets.get(ROWS, Keys.of([])),
             inputs=self._blocks.gathers(inputs),
             others={name: OwnRows(keys=keys) for name, keys in sets.items() if name != ROWS},
+            limits=self._dispatch.limits.of(node.name),
         )
         self._outstanding.ask(task, self._blocks.places(holds))
         return task
@@ -253,6 +254,12 @@ class Training:
             self.parts.tell_again(task)
         elif isinstance(task, TrainStep | FinishStep):
             self._dispatch.moved_on = self._moved
+
+    def note_kept_updates(self, updates: int) -> None:
+        """A train node was short of memory, and goes on behind so many updates of the Step: from
+        now on rows cannot be made again with the weights that they had.
+        """
+        self._moved |= updates > 0
 
     def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
         """Never asked: a chunk below the cut is not given up while its Step is wanted, but runs

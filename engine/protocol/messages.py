@@ -1,6 +1,6 @@
 """What the coordinator hears and what it says: events and instructions.
 
-    a task       its answers, with its id; the last one may be FetchFailed
+    a task       its answers, with its id; the last one may be FetchFailed, or Short
     RunChunk     Produced, Tombstoned, Reported; ChunkDone; a rank that is no lead RankDone alone
     TrainStep    Stepped; of several ranks Prepared first, then Stepped after Go
     Evaluate     Evaluated
@@ -9,8 +9,9 @@
     Load         Fetched, if it is to be kept; Loaded
 
 Owns: these values, which can cross a process boundary. Does not own: what they say of rows
-(refs.py), of fetches ahead (fetch_messages.py), of replicas (replica_messages.py) and to the loop
-(loop_messages.py), nor how they are sent.
+(refs.py), of fetches ahead (fetch_messages.py), of replicas (replica_messages.py), of memory
+(memory_messages.py), of devices (turn_messages.py) and to the loop (loop_messages.py), nor how they
+are sent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
+from dataflow.memory_limits import MemoryLimits
 from engine.protocol.fetch_messages import FetchAhead, Fetched
 from engine.protocol.loop_messages import (
     Checkpoint,
@@ -31,6 +33,7 @@ from engine.protocol.loop_messages import (
     StepClosed,
     Warn,
 )
+from engine.protocol.memory_messages import LimitLowered, Short
 from engine.protocol.part_messages import FinishStep, PartTrained, TrainPart
 from engine.protocol.refs import Gather, Key, OwnRows, Ref
 from engine.protocol.replica_messages import (
@@ -40,6 +43,7 @@ from engine.protocol.replica_messages import (
     ScaleRequested,
     TimePassed,
 )
+from engine.protocol.turn_messages import Sleep, Slept, Wake, Woken
 
 Inputs = Mapping[str, tuple[Gather, ...]]
 """For each input, what to gather."""
@@ -196,20 +200,6 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Woken:
-    """A Worker has its devices."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slept:
-    """A Worker has given its devices back."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Spilled:
     """So many bytes of a Worker's outbox are in files, as it ran out of memory for them."""
 
@@ -268,6 +258,7 @@ TaskEnd = (
     | Offered
     | Loaded
     | FetchFailed
+    | Short
 )
 """The last answer to a task; of several ranks, each one's last."""
 TaskEvent = Produced | Tombstoned | Reported | Prepared | Fetched | TaskEnd
@@ -296,6 +287,7 @@ class RunChunk:
     """Run a node on these rows. again: they were made before, and their metrics are known. spans,
     weights: as in `dataflow.kernel.Chunk`. giver: where several ranks run it, the one that fetches
     its rows, gives them to the others, and keeps what is made; the others' inputs have no gathers.
+    limits: lower than the plan's, where memory ran out.
     """
 
     id: int
@@ -308,6 +300,7 @@ class RunChunk:
     spans: np.ndarray | None = None
     weights: np.ndarray | None = None
     giver: str = ""
+    limits: MemoryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -318,7 +311,7 @@ class TrainStep:
     told nothing but how many there are. inputs: gathers of these rows alone. others: the other row
     sets, by the input with their rows; a set without a row in the Step has no inputs. giver: where
     several ranks have the same rows (tensor), the one that fetches them and broadcasts them to the
-    others after Go; the others' inputs have no gathers.
+    others after Go; the others' inputs have no gathers. limits: as in RunChunk.
     """
 
     id: int
@@ -331,6 +324,7 @@ class TrainStep:
     total: int | None = None
     others: Mapping[str, OwnRows] = field(default_factory=dict)
     giver: str = ""
+    limits: MemoryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -421,27 +415,11 @@ class Release:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
-    """Take the devices, until Sleep. A Worker that shares its devices opens asleep."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sleep:
-    """Give the devices back: all that was told before has ended, except an assignment that waits
-    for Go, which is dropped. The outbox still serves rows, and requests are answered.
-    """
-
-    worker: str
-
-
 ToWorker = Task | Go | Release | FetchAhead | Wake | Sleep
 """What one Worker is told; `worker` says which."""
 
 Instruction = (
     ToWorker
     | (Respawn | Retire | Rollback | Relayout)
-    | (StepClosed | PartFormed | Warn | Checkpoint | Finish)
+    | (StepClosed | PartFormed | Warn | LimitLowered | Checkpoint | Finish)
 )

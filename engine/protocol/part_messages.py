@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
+from dataflow.memory_limits import MemoryLimits
 from engine.protocol.refs import Gather, OwnRows
 
 
@@ -26,7 +27,8 @@ class TrainPart:
     before; each rank of a node gets a message of the same id, also one without a row.
 
     part: counts from 0, and says the order of the sums; part 0 drops what is summed, and begins
-    anew. keys, inputs, mine, total, others, giver: of this part's rows, as in TrainStep.
+    anew. keys, inputs, mine, total, others, giver: of this part's rows, as in TrainStep;
+    so are limits.
     """
 
     id: int
@@ -40,6 +42,7 @@ class TrainPart:
     total: int | None = None
     others: Mapping[str, OwnRows] = field(default_factory=dict)
     giver: str = ""
+    limits: MemoryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

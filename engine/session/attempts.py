@@ -12,15 +12,16 @@ own: any of the parts. `resume` is a first attempt that begins at a checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from dataflow.errors import RunError, StorageError
+from dataflow.errors import RunError
 from dataflow.graph import Threshold
+from dataflow.memory_limits import MemoryLimits
 from dataflow.storage import writing
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.keep.checkpoint.disk_space import warn_of_room
@@ -53,6 +54,7 @@ from engine.run.loop.run_requests import RunRequests
 from engine.run.loop.signals import StopSignals
 from engine.run.loop.silent_end import no_silent_end
 from engine.run.loop.watchdog import Watchdog, named_hang
+from engine.session.closing import close_at_end
 from engine.session.layouts import RunLayouts
 from engine.session.progress import Progress
 from engine.session.run_beginning import Beginning
@@ -138,7 +140,7 @@ def run_phase(
                 return run.result(end), run.is_through(end)
             if latest is not None:
                 furthest = max(furthest, latest.step)
-            fruitless += 1
+            fruitless += not run.has_lowered
             if run.step > furthest:
                 fruitless = 0
                 furthest = run.step
@@ -179,13 +181,16 @@ class _Run:
         self.step = plan.first
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
+        self._limits: Mapping[str, MemoryLimits] = {}
+        self.has_lowered = False
+        """Whether memory ran out in the last attempt, so that the next one takes less at once."""
         self._stopped: StopRequested | None = None
         self._signals = frame.signals
         self._log = frame.log
         for warning in plan.warnings:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options)
-        self._trace = stack.enter_context(_close_at_end(_open_trace(plan, folder)))
+        self._trace = stack.enter_context(close_at_end(_open_trace(plan, folder)))
         self._on_step = [at_each_step(on_step, first=1) for on_step in hooks.on_step]
         if options.progress:
             progress = stack.enter_context(_make_progress(plan, options))
@@ -248,6 +253,8 @@ class _Run:
             with named_hang(watchdog):
                 end = loop.run()
             self._stored_at = coordinator.checkpoints.at
+            self.has_lowered = coordinator.lowered_limits != self._limits
+            self._limits = coordinator.lowered_limits
             self._stopped = early.heard
         self.step = max(0, lines.last)
         self._metrics = metrics.last or self._metrics
@@ -307,6 +314,7 @@ class _Run:
             scaling=self._options.scaling,
             parts=part_record.parts(),
             relayout=self._layouts and self._layouts.policy,
+            limits=self._limits,
         )
 
     def _open_workers(self, stack: ExitStack) -> Workers:
@@ -315,16 +323,16 @@ class _Run:
         if plan.hosts:
             from engine.run.hosts.hosts import HostsWorkers
 
-            return stack.enter_context(_close_at_end(HostsWorkers(plan, folder, options)))
+            return stack.enter_context(close_at_end(HostsWorkers(plan, folder, options)))
         name = _only_worker(plan)
         if not name:
             from engine.run.launch.supervisor import Supervisor
 
-            return stack.enter_context(_close_at_end(Supervisor(plan, folder, options)))
+            return stack.enter_context(close_at_end(Supervisor(plan, folder, options)))
         from engine.run.launch.worker_assembly import one_worker
 
         worker = one_worker(name, plan, folder, options, stack)
-        return stack.enter_context(_close_at_end(worker))
+        return stack.enter_context(close_at_end(worker))
 
     def _make_watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
         """Make the watchdog, which prints every Worker's work, and who waits for whom."""
@@ -346,7 +354,7 @@ class _Run:
         """Open the metrics file; drops lines, samples and best versions of Steps that come
         again.
         """
-        lines = stack.enter_context(_close_at_end(JsonLines()))
+        lines = stack.enter_context(close_at_end(JsonLines()))
         lines.open(self._folder, _config(self._plan, self._options))
         lines.truncate_after(step or -1)  # Step 0 has a row in a run of no Steps
         with writing(f"what is kept up to step {step}", self._folder.path):
@@ -384,27 +392,6 @@ def _only_worker(plan: Plan) -> str:
 def has_passed(threshold: Threshold | None, folder: RunFolder, step: int) -> bool:
     """Whether a Step's line in the metrics meets what ends its phase."""
     return threshold is not None and threshold.reached(recorded_row(folder.metrics, step))
-
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-C1 = TypeVar("C1", bound=_Closable)
-
-
-@contextmanager
-def _close_at_end(thing: C1) -> Iterator[C1]:
-    """Close it at the end. After an error, a failure to close is only logged."""
-    try:
-        yield thing
-    except BaseException:
-        try:
-            thing.close()
-        except StorageError as error:
-            _log.info("after that: %s", error)
-        raise
-    thing.close()
 
 
 def _open_trace(plan: Plan, folder: RunFolder) -> Trace:

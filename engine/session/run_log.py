@@ -21,6 +21,7 @@ from engine.protocol.messages import (
     Checkpoint,
     Evaluated,
     LeaveRequested,
+    LimitLowered,
     Tombstoned,
     Warn,
     WorkerLost,
@@ -32,7 +33,15 @@ _log = logging.getLogger(__name__)
 class RunLog:
     """Shows and logs what is said in a run, in all of its attempts."""
 
-    takes = (Warn, WorkerLost, LeaveRequested, Tombstoned, WritingFailed, FailingSilently)
+    takes = (
+        Warn,
+        LimitLowered,
+        WorkerLost,
+        LeaveRequested,
+        Tombstoned,
+        WritingFailed,
+        FailingSilently,
+    )
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
@@ -44,6 +53,8 @@ class RunLog:
         match event:
             case InstructionTold(instruction=Warn(warning=warning)):
                 self.warn(warning)
+            case InstructionTold(instruction=LimitLowered() as lowered):
+                _log.warning("%s", describe_lowered(lowered))
             case EventHeard(event=WorkerLost(worker=worker, error=error)):
                 _log.warning("Worker %s was lost: %s", worker, error)
             case EventHeard(event=LeaveRequested(workers=workers, reason=reason)):
@@ -75,3 +86,15 @@ class RunLog:
         if name not in self._shown:
             self._shown.add(name)
             _log.warning("warning: %s", warning)
+
+
+def describe_lowered(lowered: LimitLowered) -> str:
+    """What a node takes at once from now on, and why."""
+    limits, before = lowered.limits, lowered.before
+    if limits.slots < before.slots:
+        less = f"decodes at most {limits.slots} rows at once, not {before.slots}"
+    elif limits.tokens < before.tokens:
+        less = f"computes at most {limits.tokens} tokens at once, not {before.tokens}"
+    else:
+        less = "computes layers again in its backward pass"
+    return f"{lowered.node}: from now on {less}, as {lowered.worker} was short: {lowered.error}"

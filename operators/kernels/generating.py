@@ -20,6 +20,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.kernel_abilities import Joinable
+from dataflow.memory_limits import MemoryNeed
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.decoding import Counts, DecodeTask, Written
@@ -122,6 +123,7 @@ class Generating(Joinable):
         self._flows = bool(params.get("max_lag"))
         self._interruption = Event()
         self._running: _Running | None = None
+        self._need = MemoryNeed()
         self._start()
         self._tokenizer: Any = load_tokenizer(model.base)
         require_ends(
@@ -159,6 +161,7 @@ class Generating(Joinable):
         if encoded is None:
             return
         task, rows = encoded
+        self._note_need(task, rows.keys, len(rows.keys))
         loop = self._decoder(task)
         leaving = LeavingRows(
             self._layout.slots,
@@ -174,6 +177,22 @@ class Generating(Joinable):
         finally:
             self._running = None
 
+    def _note_need(self, task: DecodeTask, keys: Keys, rows: int) -> None:
+        """Note what the loop has from now on, should memory run out. keys: of the task's rows;
+        rows: of the whole loop.
+        """
+        lengths = np.repeat(task.prompts.lengths, task.row_counts)
+        longest = int(np.argmax(lengths))
+        slots = min(self._layout.slots, rows)
+        length = int(lengths[longest]) + self._max_tokens
+        self._need = MemoryNeed(
+            doing=f"decoding {slots} rows at once",
+            rows=slots,
+            key=keys.rows()[longest],
+            longest=length,
+            is_divisible=slots > 1,
+        )
+
     def join(self, chunk: Chunk) -> None:
         """See Joinable. Raises KernelError where nothing runs."""
         running = self._running
@@ -185,6 +204,8 @@ class Generating(Joinable):
         encoded = self._encode_rows(chunk)
         if encoded is not None:
             task, rows = encoded
+            here = len(running.loop.written.length)
+            self._note_need(task, rows.keys, here + len(rows.keys))
             rows.numbers = running.loop.join(task)
             running.leaving.add(rows)
 

@@ -217,7 +217,9 @@ class Interacting(Generating):
 
     def _make_task(self, prompts: Ragged, counts: np.ndarray, keys: Keys) -> DecodeTask:
         """Write `counts` rows for each prompt, int64 [prompts], with these keys."""
-        return replace(self._task(prompts, keys, 1), counts=counts)
+        task = replace(self._task(prompts, keys, 1), counts=counts)
+        self._note_need(task, keys, sum(chunk.episode_count for chunk in self._chunks))
+        return task
 
     # First prompts.
 

@@ -42,7 +42,9 @@ class CreditWatch:
                 self._owed[number] -= len(ref.keys)
             case EventHeard(event=m.Tombstoned(id=number)):
                 self._owed[number] -= 1
-            case EventHeard(event=m.ChunkDone(id=number) | m.FetchFailed(id=number)):
+            case EventHeard(
+                event=m.ChunkDone(id=number) | m.FetchFailed(id=number) | m.Short(id=number)
+            ):
                 self._tasks.pop(number, None)
 
     def _give(self, chunk: m.RunChunk) -> None:

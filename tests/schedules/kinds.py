@@ -8,8 +8,8 @@
     streamed      Steps are trained in parts while they are generated
     formed        Steps with a lag are trained in parts once they are formed
     slow          the coordinator takes together what waits
-    ranked        replicas of several Workers
     relayout      the run goes on with another layout at some Steps' ends, and Workers die
+    ranked        replicas of several Workers         short     kernels run out of memory
     late          samples are spread, rows weighed, and bound late to replicas with few slots
 
 Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
@@ -150,6 +150,15 @@ def _relayout(seed: int) -> None:
     prove_relayouts(shapes[seed // 2 % len(shapes)](seed), deaths=seed % 2 == 1)
 
 
+def short_case(seed: int) -> ScheduleCase:
+    """A case of any of the shapes above, with kernels whose memory runs out."""
+    shape = (drawn_case, lossy_case, streamed_case, slow_case, formed_case, ranked_case)[seed % 6]
+    case = shape(seed)
+    if seed % 5 == 2:
+        case = late_case(case)
+    return replace(case, shorts=random.Random(f"short {seed}").choice((1, 3, 10)))
+
+
 KINDS: dict[str, Callable[[int], object]] = {
     "undisturbed": lambda seed: prove_undisturbed(drawn_case(seed)),
     "deaths": lambda seed: prove(drawn_case(seed)),
@@ -177,5 +186,6 @@ KINDS: dict[str, Callable[[int], object]] = {
     "ranked deaths": lambda seed: prove(ranked_case(seed)),
     "ranked resumed": lambda seed: _killed_and_resumed(ranked_case(seed)),
     "relayout": _relayout,
+    "short": lambda seed: prove(short_case(seed)),
     "slow resumed": lambda seed: _killed_and_resumed(slow_case(seed)),
 }

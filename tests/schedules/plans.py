@@ -18,7 +18,9 @@ from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleCase:
-    """Everything that decides a run, but for its timing. together: as a Simulation's."""
+    """Everything that decides a run, but for its timing. together: as a Simulation's.
+    shorts: how often memory runs out in an attempt at most.
+    """
 
     seed: int
     plan: Plan
@@ -26,6 +28,7 @@ class ScheduleCase:
     rows: dict[str, int]
     outcomes: Outcomes
     together: int = 1
+    shorts: int = 0
 
     @property
     def synchronous(self) -> bool:

@@ -24,6 +24,7 @@ from engine.protocol.messages import (
     Load,
     Record,
     RunChunk,
+    Short,
     StepClosed,
     Stepped,
     TrainStep,
@@ -141,7 +142,9 @@ class Proof(RunRecord):
     def _one_after_another(self) -> None:
         """A train node is told when the one before has updated, or could not fetch its rows."""
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
-        dropped = {e.id: t for t, e in reversed(self.history.events) if isinstance(e, FetchFailed)}
+        dropped = {
+            e.id: t for t, e in reversed(self.history.events) if isinstance(e, FetchFailed | Short)
+        }
         # a rank in its sleep is told later than the others
         begins = {message.id: (at, message) for at, message in reversed(self._train_steps)}
         for (_, before), (begin, _) in pairwise(begins[task] for task in sorted(begins)):

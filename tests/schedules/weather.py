@@ -78,6 +78,8 @@ def weathered(case: ScheduleCase) -> tuple[Simulation, Past | None, int]:
         faults = drawn(draw, 0 if attempt == _ATTEMPTS - 1 else draw.choice((1, 2, 4, 8)))
         if case.plan.spare:
             faults = with_moves(draw, faults, last=attempt == _ATTEMPTS - 1)
+        if case.shorts and attempt < _ATTEMPTS - 1:
+            faults = with_shorts(draw, faults, case.shorts)
         run = ended(begun(parts.next_case(), attempt, stored, faults))
         parts.note(run)
         deaths += run.workers.deaths
@@ -101,6 +103,16 @@ def drawn(draw: random.Random, deaths: int) -> FaultModel:
         fetch=draw.choice((0.0, 0.3, 2.0)),
         delay=draw.choice((0.0, 0.3, 2.0)),
         doubles=draw.choice((0.0, 0.1, 0.3)),
+    )
+
+
+def with_shorts(draw: random.Random, faults: FaultModel, most: int) -> FaultModel:
+    """The same, with kernels whose memory runs out."""
+    return replace(
+        faults,
+        shorts=most,
+        short_rate=draw.choice((0.1, 0.3, 1.0)),
+        short_lost=draw.choice((0.0, 0.0, 0.2)),
     )
 
 

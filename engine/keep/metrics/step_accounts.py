@@ -49,7 +49,7 @@ class RunMetrics:
 
     takes = (
         *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
-        *(m.Reported, m.ChunkDone, m.WorkerLost, m.Retire, m.StepClosed, m.Finish),
+        *(m.Reported, m.ChunkDone, m.Short, m.WorkerLost, m.Retire, m.StepClosed, m.Finish),
         *(m.Offered, m.Load, m.Loaded, m.Release),
     )
 
@@ -277,6 +277,8 @@ class ChunkMetrics:
                 self._runs.setdefault(chunk, []).append(event)
             case m.ChunkDone(id=chunk):
                 return _metrics(self._runs.pop(chunk, []))
+            case m.Short(id=chunk):
+                self._runs.pop(chunk, None)
             case m.WorkerLost(worker=worker):
                 self.lose(worker)
         return ()

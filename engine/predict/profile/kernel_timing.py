@@ -28,6 +28,7 @@ from dataflow.batch import Batch
 from dataflow.errors import DataError
 from dataflow.kernel import Assignment, Chunk, KernelNode
 from dataflow.kernel_abilities import Sleeper
+from dataflow.memory_limits import is_out_of_memory
 from engine.plan.cost.machine import proc_bytes
 from engine.plan.cost.machine_load import QUIET
 from engine.plan.cost.profile import ProfileCell
@@ -93,7 +94,7 @@ class CellRun:
             waits = read_core_waits().since(waits_before)
             self.calls.append(TimedCall(seconds=seconds, cpu=cpu, waits=waits))
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             self.failed = True
             gc.collect()
@@ -173,15 +174,6 @@ def call_until_quiet(runs: Sequence[CellRun], repeats: int, further: int) -> Non
             return
         for run in disturbed:
             run.call_once()
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that there was not enough memory, on the host or on a GPU."""
-    # By name: torch need not be imported.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    message = str(error)
-    return "out of memory" in message or "can't allocate memory" in message
 
 
 class _CellKernels:

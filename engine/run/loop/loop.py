@@ -12,10 +12,10 @@ Owns: the order of all that happens. Does not own: any decision (coordinator), a
 lie (checkpoint_files.py), nor what is made of it (subscribers to its events,
 engine/protocol/events.py).
 
-What is the loop's own (StepClosed, PartFormed, Warn, Checkpoint, Respawn, Retire, Rollback,
-Relayout, Finish) is carried out as soon as it is said. When no Worker has anything to do, no event
-comes any more and the coordinator has not finished, nothing will ever happen again: that is an
-error that says who waits for whom.
+What is the loop's own (StepClosed, PartFormed, Warn, LimitLowered, Checkpoint, Respawn, Retire,
+Rollback, Relayout, Finish) is carried out as soon as it is said. When no Worker has anything to do,
+no event comes any more and the coordinator has not finished, nothing will ever happen again: that
+is an error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Loop:
         match instruction:
             case m.StepClosed():
                 self._stops()
-            case m.Warn() | m.PartFormed():
+            case m.Warn() | m.LimitLowered() | m.PartFormed():
                 pass  # subscribers show and record it
             case m.Checkpoint():
                 if self._write(instruction, self._store.write):

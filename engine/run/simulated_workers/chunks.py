@@ -6,6 +6,7 @@ whether it fails or is kept (behaviour.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -172,9 +173,12 @@ class ChunkRuns:
                 chunk.hand_over(rows)
         self._loads.setdefault(node, []).append((self._world.clock.now, version))
 
-    def run(self, chunk: RunChunk, end: Callable[[], None]) -> tuple[float, int, int]:
+    def run(
+        self, chunk: RunChunk, end: Callable[[], None], share: float = 1.0
+    ) -> tuple[float, int, int]:
         """Produce a chunk's rows in batches as they finish, some failing; then call `end`. Returns
-        how long that takes, its rows, and their tokens where they are known.
+        how long that takes, its rows, and their tokens where they are known. share: of the batches
+        that come.
         """
         world, worker, begun = self._world, self._worker, self._world.clock.now
         lost = world.cores.find_lost(worker.name)
@@ -196,6 +200,7 @@ class ChunkRuns:
             rows.produce(batch, version_of, watermark=watermark)
 
         batches = list(world.kernels.batches(node, foreseen))
+        batches = batches[: math.ceil(share * len(batches))]
         seconds = max(ends.tolist(), default=0.0)
         if world.kernels.computing(node):  # a function: its rows are there all at once
 

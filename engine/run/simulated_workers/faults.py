@@ -27,6 +27,8 @@ class FaultModel:
     number of replicas is asked for, and that the machines of some are taken away; moves: how often
     at most. detect, respawn, fetch, delay: the longest time until a death is noticed, of a restart,
     a fetch, a message. doubles: the share of messages that arrive twice.
+    shorts: how many tasks of kernels run out of memory at most; short_rate: the chance of each;
+    short_lost: that a train node has then lost what it had.
     """
 
     seed: int = 0
@@ -44,6 +46,9 @@ class FaultModel:
     fetch: float = 0.3
     delay: float = 0.5
     doubles: float = 0.1
+    shorts: int = 0
+    short_rate: float = 0.1
+    short_lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.replica_chunks import ReplicaChunks
 from engine.run.simulated_workers.row_checks import require_rows
-from engine.run.simulated_workers.spans import NOBODY
+from engine.run.simulated_workers.spans import NOBODY, describe_message
 from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
 from engine.run.simulated_workers.train_runs import TrainRuns
 from engine.run.simulated_workers.world import SharedWorld
@@ -224,13 +224,17 @@ class SimulatedWorker:
                 then(done)
 
         self._check(message)
-        self._span = self._begin_span(*_describe_message(message), message)
+        self._span = self._begin_span(*describe_message(message), message)
         here, seconds = self._ahead.take(message)
         self.after(max(seconds, self._world.fetching(message, here)), end)
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
+        short = self._world.shorts.find(chunk)
         if self._world.nodes[chunk.node].binds_late:
-            self._join(chunk)
+            if short is None:
+                self._join(chunk)
+            else:
+                self.say(self._world.shorts.say(chunk, short))
             self._span = NOBODY  # that goes on in the lane
             done()
             return
@@ -239,13 +243,14 @@ class SimulatedWorker:
             return
 
         def end() -> None:
-            self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
+            over = m.ChunkDone(id=chunk.id, node=chunk.node)
+            self.say(self._world.shorts.say(chunk, short) if short else over)
             done()
 
-        self._make_rows(chunk, end)
+        self._make_rows(chunk, end, share=short.share if short else 1.0)
 
-    def _make_rows(self, chunk: m.RunChunk, done: Done) -> None:
-        """Make a chunk's rows, as the only Worker that does."""
+    def _make_rows(self, chunk: m.RunChunk, done: Done, share: float = 1.0) -> None:
+        """Make a chunk's rows, or this share of its batches, as the only Worker that does."""
         begun, cores = self._world.clock.now, self._world.cores
         lost = cores.find_lost(self.name)
 
@@ -258,7 +263,7 @@ class SimulatedWorker:
             self._chunks.note_read(chunk, begun)
             done()
 
-        seconds, rows, tokens = self._chunks.run(chunk, end)
+        seconds, rows, tokens = self._chunks.run(chunk, end, share)
         self.note_compute(seconds, rows, tokens)
 
     def _join(self, chunk: m.RunChunk) -> None:
@@ -418,21 +423,6 @@ class SimulatedWorker:
         if self._queue.has_work:
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
         self._enqueue(Waiting(sleep))
-
-
-def _describe_message(message: Rows) -> tuple[str, str, int]:
-    """Say what a span of it is called, its node, and its Step."""
-    match message:
-        case m.RunChunk(node=node, step=step):
-            return "chunk", node, step
-        case m.TrainStep(node=node, step=step, mine=mine):
-            return ("train" if mine is None else "prepare"), node, step
-        case m.TrainPart(node=node, step=step):
-            return "train", node, step
-        case m.Evaluate(node=node, version=version):
-            return "evaluate", node, version
-        case m.Record(step=step):
-            return "record", "", step
 
 
 def _end_both(finish: Task, ended: Done, done: Done) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from engine.protocol import messages as m
 from engine.run.simulated_workers.clock import VirtualClock
+from engine.run.simulated_workers.kernel_times import Rows
 
 START = "start"
 """What a Worker does until it is open, if it begins during the run."""
@@ -133,3 +134,18 @@ class SpanLog:
                 rows=each.rows,
                 tokens=each.tokens,
             )
+
+
+def describe_message(message: Rows) -> tuple[str, str, int]:
+    """Say what a span of it is called, its node, and its Step."""
+    match message:
+        case m.RunChunk(node=node, step=step):
+            return "chunk", node, step
+        case m.TrainStep(node=node, step=step, mine=mine):
+            return ("train" if mine is None else "prepare"), node, step
+        case m.TrainPart(node=node, step=step):
+            return "train", node, step
+        case m.Evaluate(node=node, version=version):
+            return "evaluate", node, version
+        case m.Record(step=step):
+            return "record", "", step

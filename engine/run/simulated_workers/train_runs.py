@@ -4,6 +4,7 @@
     TrainStep     a time            Stepped; of several ranks Prepared, and after Go, Stepped
     TrainPart     a time            PartTrained; likewise where ranks have a part of the weights
     FinishStep    a time            Stepped; of several ranks Prepared, and after Go, Stepped
+    all of them   a time            Short, where memory runs out
 
 Owns: which part a node sums next. Does not own: fetching rows (simulated_worker.py), times
 (kernel_times.py), ranks that wait for each other (groups.py), what all of them had of a Step
@@ -19,6 +20,7 @@ from typing import Protocol
 from engine.protocol import messages as m
 from engine.run.simulated_workers.groups import Assigned, Together, Work
 from engine.run.simulated_workers.parts import SummedParts
+from engine.run.simulated_workers.shorts import Shortage
 from engine.run.simulated_workers.task_queue import Done
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
@@ -74,6 +76,9 @@ class TrainRuns:
         """Do the updates of a Step, the gradients of a part, or the update that ends parts."""
         worker, world = self._worker, self._world
         node = world.nodes[message.node]
+        short = None if isinstance(message, m.FinishStep) else world.shorts.find(message)
+        if isinstance(message, m.TrainStep):
+            world.shorts.require_rest(message)
 
         def begin() -> None:
             world.cores.begin(worker.name, node)
@@ -81,8 +86,11 @@ class TrainRuns:
 
         def end() -> None:
             world.cores.end(worker.name, node)
-            self._end(message)
-            done()
+            if short is None or isinstance(message, m.FinishStep):
+                self._end(message)
+                done()
+            else:
+                self._end_short(message, short, done)
 
         if isinstance(message, m.FinishStep):
             seconds, rows = world.kernels.finish(message), 0
@@ -94,6 +102,14 @@ class TrainRuns:
         else:
             begin()
 
+    def _end_short(self, message: Assigned, short: Shortage, done: Done) -> None:
+        """Memory ran out. Where state is lost, the other ranks wait in a collective, for good."""
+        is_first = message.worker == self._world.nodes[message.node].workers[0]
+        if not short.is_lost or is_first:
+            self._worker.say(self._world.shorts.say(message, short))
+        if not short.is_lost:
+            done()
+
     def _end(self, message: Together) -> None:
         if isinstance(message, m.FinishStep):
             self.parts.finish(message)
@@ -104,6 +120,8 @@ class TrainRuns:
             self._check(message)
             if self._world.proving:
                 self._note_trained(message)
+        if isinstance(message, m.TrainStep):
+            self._world.shorts.note_done(message)
         if isinstance(message, m.TrainPart):
             self.parts.add(message)
             self._say_trained(message)

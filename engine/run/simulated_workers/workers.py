@@ -34,6 +34,7 @@ from engine.run.simulated_workers.history import Notes
 from engine.run.simulated_workers.kernel_times import KernelTimes, Rows
 from engine.run.simulated_workers.outbox import SimulatedOutboxes
 from engine.run.simulated_workers.parts import TrainedParts
+from engine.run.simulated_workers.shorts import Shorts
 from engine.run.simulated_workers.simulated_worker import SimulatedWorker
 from engine.run.simulated_workers.spans import NOBODY, SpanLog
 from engine.run.simulated_workers.store import SavedRows
@@ -84,6 +85,7 @@ class SimulatedWorkers:
         self.outbox = SimulatedOutboxes()
         self.groups = SimulatedRanks(plan)
         self.trained_parts = TrainedParts()
+        self.shorts = Shorts(plan, faults)
         self.devices = Devices(plan)
         self.deaths = 0
         self._rows = rows

@@ -20,6 +20,7 @@ from engine.run.simulated_workers.history import Notes
 from engine.run.simulated_workers.kernel_times import KernelTimes, Rows
 from engine.run.simulated_workers.outbox import SimulatedOutboxes
 from engine.run.simulated_workers.parts import TrainedParts
+from engine.run.simulated_workers.shorts import Shorts
 from engine.run.simulated_workers.spans import SpanLog
 from engine.run.simulated_workers.store import SavedRows
 
@@ -57,6 +58,7 @@ class SharedWorld(Protocol):
     outbox: SimulatedOutboxes
     groups: SimulatedRanks
     trained_parts: TrainedParts
+    shorts: Shorts
     devices: Devices
     proving: bool
     over: bool

@@ -21,9 +21,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dataflow.batch import Batch
+from dataflow.errors import ProcessLost
 from dataflow.kernel import Chunk
 from dataflow.kernel_abilities import Interruptible, Joinable
 from engine.channels.contract import PeerLost
@@ -36,6 +38,7 @@ from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.newest_rows import NewestRows
 from engine.run.worker.replica_rows import ReplicaRows
 from engine.run.worker.rows import WorkerRows
+from engine.run.worker.short_memory import RanShort, ShortMemory
 from engine.run.worker.timing import During
 from engine.run.worker.weight_delivery import Delivery
 
@@ -68,6 +71,7 @@ class KernelRuns:
         self.take_next: TakeNext = lambda passes: None
         self._joined_inputs = JoinedInputs(rows)
         self._replica_rows = ReplicaRows(worker, broadcast, rows.device)
+        self._memory = ShortMemory(worker, kernels)
         self._fetches_ahead = False
         self._is_running = False
         self._lock = threading.Lock()
@@ -123,20 +127,22 @@ class KernelRuns:
     def run(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Run a chunk, and those that join it. Raises PeerLost where its rows are gone."""
         if self._replica_rows.is_taken(chunk):
-            yield self._run_as_rank(chunk)
+            yield from self._run_as_rank(chunk)
             return
         if self._is_running:
             yield from self._run_within(chunk)
             return
         node = self._kernels.nodes[chunk.node]
         first = self._begin(chunk, counted=self._lets_join(node))
+        self._memory.limit(node.name, chunk.limits)
         self._delivery.begins(node)
         self._is_running = True
+        chunks = ChunksUnderWay(first)
+        error = ""
         try:
             if self._lets_join(node):
                 self._open(node)
             self._set_in_parts(node)
-            chunks = ChunksUnderWay(first)
             for batch_events in self._write(chunks, node):
                 yield from batch_events
                 yield from self._delivery.meanwhile()
@@ -144,9 +150,13 @@ class KernelRuns:
             # The kernel has ended: a chunk that comes from now on begins a run of its own.
             self._let_nothing_join()
             yield from self._end_all(chunks, node)
+        except RanShort as short:
+            error = str(short)
         finally:
             self._is_running = False
             self._let_nothing_join()
+        if error:
+            yield from self._give_back(chunks, node, error)
         yield from self._delivery.ends()
 
     def _let_nothing_join(self) -> None:
@@ -157,23 +167,57 @@ class KernelRuns:
         """Run a chunk of another node between two batches of the running one."""
         node = self._kernels.nodes[chunk.node]
         chunks = ChunksUnderWay(self._begin(chunk, counted=False))
-        for batch_events in self._write(chunks, node):
-            yield from batch_events
-        yield from self._end_all(chunks, node)
+        self._memory.limit(node.name, chunk.limits)
+        error = ""
+        try:
+            for batch_events in self._write(chunks, node):
+                yield from batch_events
+            yield from self._end_all(chunks, node)
+        except RanShort as short:
+            error = str(short)
+        if error:
+            yield from self._give_back(chunks, node, error)
 
-    def _run_as_rank(self, chunk: m.RunChunk) -> m.RankDone:
+    def _give_back(
+        self, chunks: ChunksUnderWay, node: PlannedNode, error: str
+    ) -> Iterator[m.Event]:
+        """Memory ran out: tell of each chunk that nothing more comes of it. Raises ProcessLost of a
+        rank, for which others wait in a collective.
+        """
+        first = self._memory.give_back(node.name, chunks.oldest().message.id, error)
+        for chunk in chunks:
+            chunks.remove(chunk)
+            # What has come of it may be kept, and not be made again.
+            if self._recorder is not None:
+                self._recorder.end(chunk.message, joined=chunk.joined)
+            yield replace(first, id=chunk.message.id)
+        if first.is_lost:
+            raise ProcessLost(error)
+
+    def _run_as_rank(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Do one's part of a chunk whose lead keeps its rows and tells of them."""
+        error = ""
         inputs = self._replica_rows.take(chunk)
         if inputs is not None:
             self._kernels.aligned[chunk.node].require_inputs(chunk.keys, inputs)
             what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
-            with self._kernels.during(chunk.node, chunk.node, what, task=chunk.id):
-                deque(self._kernels[chunk.node].run(_describe(chunk, inputs)), maxlen=0)
+            self._memory.limit(chunk.node, chunk.limits)
+            try:
+                with (
+                    self._memory.computing(chunk.node),
+                    self._kernels.during(chunk.node, chunk.node, what, task=chunk.id),
+                ):
+                    deque(self._kernels[chunk.node].run(_describe(chunk, inputs)), maxlen=0)
+            except RanShort as short:
+                error = str(short)
+            if error:
+                yield self._memory.give_back(chunk.node, chunk.id, error)
+                raise ProcessLost(error)
             # The lead tells of these, for all ranks.
             session = self._kernels.sessions[chunk.node]
             session.reports()
             session.tombstones()
-        return m.RankDone(id=chunk.id, node=chunk.node, worker=self._worker)
+        yield m.RankDone(id=chunk.id, node=chunk.node, worker=self._worker)
 
     def _lets_join(self, node: PlannedNode) -> bool:
         kernel = self._kernels[node.name]
@@ -208,7 +252,7 @@ class KernelRuns:
             oldest = chunks.oldest().message
             what = chunks.describe()
             during = self._kernels.during(node.name, node.name, what, task=oldest.id)
-            with during.making():
+            with self._memory.computing(node.name), during.making():
                 batch = next(rows, None)
             if batch is None:
                 during.note_rows(None)
@@ -350,9 +394,12 @@ class KernelRuns:
         chunk = self._begin(message, counted=True)
         kernel: Any = self._kernels[message.node]
         what = f"chunk {message.id}, {len(message.keys)} rows, joins"
-        with self._kernels.during(message.node, message.node, what, task=message.id):
+        chunks.add(chunk)  # first, as it comes to nothing where memory runs out now
+        with (
+            self._memory.computing(message.node),
+            self._kernels.during(message.node, message.node, what, task=message.id),
+        ):
             kernel.join(chunk.described)
-        chunks.add(chunk)
         yield from self._report_metrics(message)
         yield from self._report_tombstones(chunks)
         yield from self._end_over(chunks)

@@ -23,7 +23,15 @@ import msgspec
 
 from dataflow import processor_time
 from dataflow.activity import show
-from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
+from dataflow.errors import (
+    CheckpointError,
+    DataError,
+    DataflowError,
+    KernelError,
+    Origin,
+    ShortOfMemory,
+)
+from dataflow.memory_limits import is_out_of_memory
 from dataflow.processor_time import ProcessorTime
 from engine.protocol.refs import Ref
 from engine.protocol.reports import Doing, Report, SpanOf
@@ -33,6 +41,7 @@ FETCH = "waits for its rows"
 """The name of the span in which a node's rows are fetched while nothing else is done."""
 ENGINE = "cpu/engine"
 """The metric: seconds of processors that processes of a run took beside its nodes."""
+_LESS = "Fix: see 'When memory runs out' in how-to.md."
 _SHORTEST_WAIT = 1e-3
 """Seconds from which a wait has a span: shorter ones would fill a trace that shows none of them."""
 
@@ -269,6 +278,11 @@ class During:
             raise KernelError(f"{self._locate()}: {what}: {error}") from error
         if isinstance(error, DataflowError):
             self._place(error)
+        elif is_out_of_memory(error):
+            # Without the traceback, whose frames hold what was computed.
+            text = "".join(traceback.format_exception(error)).rstrip()
+            why = f"its memory ran out: {type(error).__name__}: {error}. {_LESS}\n{text}"
+            raise ShortOfMemory(f"{self._locate()}: {what}: {why}") from None
         elif isinstance(error, Exception) and what == "restore":
             first_line = str(error).strip().partition("\n")[0]
             raised = f"{type(error).__name__}: {first_line}"

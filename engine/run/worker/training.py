@@ -12,7 +12,8 @@ fetching (rows.py), the order of ranks (the coordinator), the training itself (k
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from engine.protocol import messages as m
 from engine.protocol.reports import Report
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.rows import WorkerRows
+from engine.run.worker.short_memory import RanShort, ShortMemory
 from engine.weights.hashed_pieces import weights_digest
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 Rows = m.TrainStep | m.TrainPart
 """What has rows to train on."""
 Told = Rows | m.FinishStep
-Done = m.Stepped | m.PartTrained
+Done = m.Stepped | m.PartTrained | m.Short
 Answer = Done | m.Prepared
 
 
@@ -58,6 +60,7 @@ class WorkerTraining:
         self._plan = plan
         self._kernels = kernels
         self._rows = rows
+        self._memory = ShortMemory(worker, kernels)
         self._broadcast = broadcast
         self._digests = digests
         self._labels = metric_labels(plan)
@@ -198,21 +201,39 @@ class WorkerTraining:
         return replace(assignment, inputs=inputs)
 
     def _compute(self, message: Told, assignment: Assignment | None) -> Done:
-        """Do all of a Step, a part of it, or its end."""
+        """Do all of a Step, a part of it, or its end; Short where memory ran out."""
+        try:
+            return self._compute_whole(message, assignment)
+        except RanShort as short:
+            error = str(short)
+        self._parts.pop(message.node, None)
+        return self._memory.give_back(message.node, message.id, error)
+
+    def _compute_whole(self, message: Told, assignment: Assignment | None) -> Done:
         if isinstance(message, m.FinishStep):
             return self._finish_parts(message)
         assert assignment is not None
         assignment = self._share_rows(message, assignment)
+        self._memory.limit(message.node, message.limits)
         if isinstance(message, m.TrainPart):
             return self._train_part(message, assignment)
         node = message.node
         self._parts.pop(node, None)
         count = _count(assignment)
         what = f"step {message.step}, {count} rows"
-        with self._kernels.during(node, node, what, task=message.id):
+        with self._computing(message, what):
             kernel = self._kernels[node]
             metrics: Mapping[str, float] = kernel.step(assignment)
         return self._end_step(message, metrics)
+
+    @contextmanager
+    def _computing(self, message: Told, what: str) -> Iterator[None]:
+        node = message.node
+        with (
+            self._memory.computing(node),
+            self._kernels.during(node, node, what, task=message.id),
+        ):
+            yield
 
     def _train_part(self, message: m.TrainPart, assignment: Assignment) -> m.PartTrained:
         """Add up the gradients of a part; the first one begins anew."""
@@ -224,7 +245,7 @@ class WorkerTraining:
         self._require_parts(message, message.part)
         count = _count(assignment)
         what = f"step {message.step}, part {message.part}, {count} rows"
-        with self._kernels.during(node, node, what, task=message.id):
+        with self._computing(message, what):
             kernel.train_part(assignment)
         self._parts[node] = message.step, message.part + 1
         self._lost_peers.pop(node, None)
@@ -240,7 +261,7 @@ class WorkerTraining:
         self._require_parts(message, message.parts)
         kernel = self._kernels[node]
         what = f"step {message.step}, end of {message.parts} parts"
-        with self._kernels.during(node, node, what, task=message.id):
+        with self._computing(message, what):
             metrics = kernel.finish_parts(message.step)
         self._parts.pop(node, None)
         return self._end_step(message, metrics)

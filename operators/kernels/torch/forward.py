@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,8 @@ from transformers import PreTrainedModel
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
-from dataflow.kernel_abilities import Probeable, Sleeper
+from dataflow.kernel_abilities import Limited, Probeable, Sleeper
+from dataflow.memory_limits import MemoryLimits, MemoryNeed
 from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from dataflow.top_logprobs import TopLogprobs
@@ -35,7 +37,13 @@ from operators.kernels.torch.models import (
     open_module,
     restore_model,
 )
-from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
+from operators.kernels.torch.packing import (
+    Packed,
+    describe_need,
+    micro_batches,
+    pack,
+    prompt_groups,
+)
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import split_over_replica
@@ -43,7 +51,7 @@ from operators.kernels.torch.temperatures import Temperatures
 from operators.kernels.torch.waiting_weights import WaitingWeights, keep_on_host
 
 
-class _Forward(Sleeper, Probeable):
+class _Forward(Limited, Sleeper, Probeable):
     """What the three kernels share: loading, packing, and restoring the order of the rows."""
 
     schema: type[Schema]
@@ -68,6 +76,7 @@ class _Forward(Sleeper, Probeable):
         else:
             self._device = next(self._module.parameters()).device
         self._name, self._position_limit = node.name, find_position_limit(model.base)
+        self._need = MemoryNeed()
         self.version = 0
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
@@ -82,6 +91,17 @@ class _Forward(Sleeper, Probeable):
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""
         restore_model(self._module, self._model, directory)
+
+    def limit(self, limits: MemoryLimits) -> None:
+        """As in Limited: fewer tokens in a pass."""
+        self._tokens = limits.tokens
+
+    def give_back(self) -> MemoryNeed:
+        """As in Limited: a chunk leaves nothing behind. Tensor ranks cannot go on: the others are
+        in a collective.
+        """
+        need, self._need = self._need, MemoryNeed()
+        return replace(need, is_kept=self._session.world == 1)
 
     def sleep(self) -> None:
         """Free the device between two chunks; a module shared by several kernels moves once."""
@@ -146,6 +166,7 @@ class _Forward(Sleeper, Probeable):
         )
         with self._have_weights():
             for indices in index_sets:
+                self._note_need(keys, prompts, completions, indices)
                 packed = pack(prompts, completions, indices, whole=not self.per_token)
                 if self.per_token and not len(packed.tokens):
                     continue  # empty answers: nothing is predicted
@@ -154,6 +175,14 @@ class _Forward(Sleeper, Probeable):
                     columns[name][where] = numbers.cpu()
         _require_finite(columns[self.column], keys, completions, self.column)
         return columns
+
+    def _note_need(
+        self, keys: Keys, prompts: Ragged, completions: Ragged, rows: np.ndarray
+    ) -> None:
+        is_divisible = len(rows) > 1
+        self._need = describe_need(
+            "a forward pass", keys, prompts, completions, rows, is_divisible=is_divisible
+        )
 
     def _allocate_columns(self, count: int) -> dict[str, np.ndarray]:
         """Allocate the memory of each column, for so many numbers."""

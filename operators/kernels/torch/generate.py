@@ -7,6 +7,7 @@ Owns: the module, its weights and threads. Does not own: what all kernels of `ge
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, Piece
-from dataflow.kernel_abilities import Probeable, Sleeper
+from dataflow.kernel_abilities import Limited, Probeable, Sleeper
+from dataflow.memory_limits import MemoryLimits, MemoryNeed
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
 from operators.kernels.torch.compiled_layers import compile_layers
@@ -38,7 +40,7 @@ from operators.kernels.torch.static_memory import StaticMemory, find_static_memo
 from operators.kernels.torch.static_rule import decodes_statically
 
 
-class TorchGenerate(Generating, Sleeper, Probeable):
+class TorchGenerate(Generating, Limited, Sleeper, Probeable):
     """Decodes with a Hugging Face module; decode.py explains how rows share slots, decode_step.py
     where their keys are. With merge=True its matrices have the Model's adapter merged into them;
     generate/merge_error is the share of each version's update that rounding takes from them.
@@ -121,6 +123,16 @@ class TorchGenerate(Generating, Sleeper, Probeable):
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
         return compute_probe(self._module, ids, head=self._model.head)
+
+    def limit(self, limits: MemoryLimits) -> None:
+        """As in Limited: fewer rows at once."""
+        self._layout = replace(self._layout, slots=limits.slots, tokens=limits.tokens)
+
+    def give_back(self) -> MemoryNeed:
+        """As in Limited: the loop is gone with its run, and keys that outlive one go, too."""
+        self._release()
+        need, self._need = self._need, MemoryNeed()
+        return need
 
     def sleep(self) -> None:
         """Free the device between two chunks; no keys and values are needed after a chunk."""

@@ -6,6 +6,9 @@ all kernels of `interact` share (interacting.py), the loop (turns.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dataflow.memory_limits import MemoryLimits
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.interacting import Interacting
 from operators.kernels.torch.generate import TorchGenerate
@@ -19,6 +22,11 @@ class TorchInteract(TorchGenerate, Interacting):
 
     def _make_turn_loop(self, task: DecodeTask) -> TurnDecoder:
         return TurnDecoder(self._module, task, self._version, self._static)
+
+    def limit(self, limits: MemoryLimits) -> None:
+        """As in Limited: fewer episodes write at once."""
+        super().limit(limits)
+        self._parts = replace(self._parts, slots=limits.slots)
 
     def close(self) -> None:
         """End the environments, drop the module and the tokenizer."""

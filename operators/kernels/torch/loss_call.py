@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dataflow.errors import KernelError
 from dataflow.loss import Now, Tensors, Terms
+from dataflow.memory_limits import is_out_of_memory
 from dataflow.metric_names import is_metric_name, is_of_the_engine, repair_name
 from dataflow.model import Schedule
 from operators.kernels.scoring_child import Caught
@@ -91,6 +92,8 @@ def call_loss(
         terms = function(copied_now, **ports, **params)
     # Set back also after an exception: they are those of the whole process.
     settings_problem = _restore_settings(settings)
+    if caught.error is not None and is_out_of_memory(caught.error):
+        raise caught.error  # no fault of the function: with fewer rows there may be room
     if caught.fault is not None:
         text = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
         raise LossFault(text) from caught.error

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataflow.batch import Ragged
+from dataflow.batch import Keys, Ragged
 from dataflow.errors import DataError
+from dataflow.memory_limits import MemoryNeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,6 +196,30 @@ def micro_batches(
         members = np.concatenate([units[i] for i in unit_indices])
         index_sets.append(rows[np.sort(members)])
     return index_sets
+
+
+def describe_need(
+    doing: str,
+    keys: Keys,
+    prompts: Ragged,
+    completions: Ragged,
+    rows: np.ndarray,
+    *,
+    is_divisible: bool,
+) -> MemoryNeed:
+    """What a pass over these rows is, should memory run out in it. is_divisible: whether a smaller
+    budget would cut it.
+    """
+    lengths = prompts.lengths[rows] + completions.lengths[rows]
+    longest = int(np.argmax(lengths))
+    return MemoryNeed(
+        doing=f"{doing} of {len(rows)} rows",
+        rows=len(rows),
+        tokens=int(lengths.sum()),
+        key=keys.take(rows[[longest]]).rows()[0],
+        longest=int(lengths[longest]),
+        is_divisible=is_divisible,
+    )
 
 
 def _split_by_group(groups: np.ndarray) -> list[np.ndarray]:

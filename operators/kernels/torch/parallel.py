@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -38,8 +39,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from dataflow.errors import KernelError
+from dataflow.errors import KernelError, ShortOfMemory
 from dataflow.kernel import Piece, Session
+from dataflow.memory_limits import is_out_of_memory
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 
 T = TypeVar("T")
@@ -194,14 +196,24 @@ class Ranks:
         return dict(zip(names, combined.tolist(), strict=True))
 
     def agree(self, error: BaseException | None) -> None:
-        """On ranks without an error, raise the text of the first failing rank as KernelError."""
+        """On ranks without an error, raise the text of the first failing rank as KernelError; as
+        ShortOfMemory, if memory ran out on all that fail.
+        """
         failing = torch.tensor([self.world if error is None else self.rank])
         first = int(self._reduce(failing, dist.ReduceOp.MIN))
         if first == self.world:
             return
-        texts = self._exchange(str(error or "").encode())
-        if error is None:
-            raise KernelError(texts[first].decode())
+        kind = "" if error is None else "short" if is_out_of_memory(error) else "fault"
+        messages = self._exchange(json.dumps((kind, str(error or ""))).encode())
+        if error is not None:
+            return
+        texts: dict[str, str] = {}
+        for message in reversed(messages):
+            rank_kind, text = json.loads(message)
+            texts[rank_kind] = text
+        if "fault" in texts:
+            raise KernelError(texts["fault"])
+        raise ShortOfMemory(texts["short"])
 
     def _sum(self, tensor: Tensor) -> Tensor:
         return self._reduce(tensor, dist.ReduceOp.SUM)
@@ -280,6 +292,8 @@ class Turns(Generic[T]):
         self._idle = idle if ranks.world > 1 else None
         self._collective = self._idle is not None or ranks.tensor > 1
         self._most, self._begun, self._inside = len(parts), 0, False
+        self.is_left_together = ranks.world == 1
+        """Whether the block was left on all ranks, so that none of them waits for another."""
 
     def __enter__(self) -> Turns[T]:
         if self._idle is not None:
@@ -317,7 +331,9 @@ class Turns(Generic[T]):
             # Also after an error: the other ranks' micro-batches are collectives of all.
             for _ in range(self._most - self._begun):
                 self._idle()
-        self._ranks.agree(error)
+        with ExitStack() as at_the_end:
+            at_the_end.callback(setattr, self, "is_left_together", True)
+            self._ranks.agree(error)
 
 
 class Sharded(nn.Module):

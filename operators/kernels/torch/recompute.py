@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -33,16 +33,17 @@ ADAPTER_STATE = ("_active_adapter", "_disable_adapters")
 """
 
 
-def recompute_layers(module: nn.Module) -> None:
+def recompute_layers(module: nn.Module, known_layers: Sequence[nn.Module] = ()) -> None:
     """Let backward passes compute each decoder layer again, in place; weights and names stay as
     they are, and passes without gradient run as before. Does nothing to layers of which that is
     true already, as nodes may share a module.
 
     Before the module is split by FSDP, which gathers a layer's weights once for both; after its
-    layers are compiled, which cannot be done to what is wrapped here. Raises KernelError for a
-    module whose layers cannot be told.
+    layers are compiled, which cannot be done to what is wrapped here. known_layers: of one that is
+    split already, as it tells them no more. Raises KernelError for a module whose layers cannot be
+    told.
     """
-    layers = find_decoder_layers(module)
+    layers = known_layers or find_decoder_layers(module)
     if not layers:
         raise KernelError(
             f"{type(module).__name__}: expected decoder layers that transformers names"

@@ -212,6 +212,10 @@ class MetricSums:
     counts: dict[str, Tensor] = field(default_factory=dict)
     greatest: dict[str, Tensor] = field(default_factory=dict)
 
+    def copy(self) -> MetricSums:
+        """The same numbers, to which others are added by themselves."""
+        return MetricSums(dict(self.sums), dict(self.counts), dict(self.greatest))
+
     def count(self, name: str, number: Tensor | float) -> None:
         """Add to a sum."""
         self.sums[name] = self.sums.get(name, _zero()) + number

@@ -21,10 +21,12 @@ from torch import Tensor
 
 from dataflow.batch import Ragged
 from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
-from dataflow.kernel_abilities import PartTrainer, Probeable, Sleeper
+from dataflow.kernel_abilities import Limited, PartTrainer, Probeable, Sleeper
+from dataflow.memory_limits import MemoryLimits, MemoryNeed
 from dataflow.training_parts import why_not_in_parts
 from operators.kernels.torch.adapter_metrics import AdapterMetrics
 from operators.kernels.torch.base_piece import base_pieces
+from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.loss_backward import LossBackward
 from operators.kernels.torch.models import (
     find_position_limit,
@@ -38,7 +40,9 @@ from operators.kernels.torch.optimizer import Optimizer, require_adamw, save_opt
 from operators.kernels.torch.parallel import Ranks, collect_pieces, part_like
 from operators.kernels.torch.part_training import PartTraining
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
+from operators.kernels.torch.recompute import recompute_layers
 from operators.kernels.torch.saving import save_model
+from operators.kernels.torch.step_progress import StepProgress
 from operators.kernels.torch.train_settings import TrainSettings
 from operators.kernels.torch.training_loop import TrainingLoop
 from operators.kernels.torch.training_module import prepare_module
@@ -46,7 +50,7 @@ from operators.kernels.torch.training_module import prepare_module
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-class TorchTrain(PartTrainer, Sleeper, Probeable):
+class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
     params besides those of `train`: sampler_temperature of the recorded log-probs (None: the same;
@@ -72,6 +76,8 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         self._module = open_module(session, model, is_split=layout.partial)
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
+        # Before the splitting, which gives them classes of other names.
+        self._layers = find_decoder_layers(self._module)
         self._split, self._slices = prepare_module(
             self._module, layout, session, self._ranks, node.name
         )
@@ -84,6 +90,8 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
             self._slices,
             offload=layout.offload == "optimizer",
         )
+        is_alone = session.world == 1
+        self._progress = StepProgress(node.name, layout.tokens, is_alone=is_alone)
         self._loop = self._make_loop(node, layout, settings, session.seed)
         why_not = why_not_in_parts(settings.loss, node.params)
         self._parts = PartTraining(self._loop, why_not=why_not, in_step=self._partial)
@@ -111,7 +119,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
             optimizer=self._optimizer,
             ranks=self._ranks,
             adapter=AdapterMetrics(self._module, self._ranks),
-            budget=layout.tokens,
+            progress=self._progress,
             position_limit=find_position_limit(self._model.base),
             vocabulary=self.vocabulary,
             is_split=self._split is not None,
@@ -120,7 +128,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """Make all updates of one Step. Raises KernelError if a loss or gradient is not finite.
 
-        A Step that fails is lost; it fails on all ranks, with the same message.
+        A Step that fails is lost; it fails on all ranks, with the same message; but see Limited.
         """
         self._parts.forget_parts()
         self._steps = assignment.step
@@ -130,16 +138,30 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         """As in PartTrainer. Raises KernelError if a loss is not finite, or if the node needs all
         rows of a Step at once.
         """
+        self._progress.begin_part()
         self._parts.train_part(assignment)
 
     def finish_parts(self, step: int) -> Mapping[str, float]:
         """As in PartTrainer. Raises KernelError, on all ranks, if a gradient is not finite."""
         self._steps = step
+        self._progress.begin_part()
         return self._parts.finish_parts(step)
 
     def forget_parts(self) -> None:
         """As in PartTrainer."""
         self._parts.forget_parts()
+
+    def limit(self, limits: MemoryLimits) -> None:
+        """As in Limited: smaller micro-batches, and layers computed again."""
+        self._progress.budget = limits.tokens
+        if limits.recompute == "layers" and self._layers:
+            recompute_layers(self._module, self._layers)
+
+    def give_back(self) -> MemoryNeed:
+        """As in Limited: gradients go, and parts that were summed are lost."""
+        self._parts.forget_parts()
+        self._optimizer.clear()
+        return self._progress.fail()
 
     def pieces(self) -> Iterable[Piece]:
         """The module's own tensors: a caller that keeps them must copy them.
@@ -200,6 +222,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote, on any number of ranks; the next Step gives the same bits."""
         self.forget_parts()
+        self._progress.end()
         targets = {piece.name: piece.data for piece in pieces(self._module)}
         parts: list[Piece] = []
         for piece in read_pieces(self._model, directory, self._device):
@@ -227,5 +250,5 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
 
     def close(self) -> None:
         """Drop the module and the optimizer, if they were created."""
-        for name in ("_parts", "_loop", "_optimizer", "_split", "_slices", "_module"):
+        for name in ("_parts", "_loop", "_layers", "_optimizer", "_split", "_slices", "_module"):
             vars(self).pop(name, None)

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dataflow.batch import Keys
 from dataflow.kernel import Assignment
+from dataflow.memory_limits import MemoryNeed
 from dataflow.model import value_at
 from operators.kernels.overlong import require_positions
 from operators.kernels.text import require_embedded_ids
@@ -25,13 +27,13 @@ from operators.kernels.torch.loss_backward import LossBackward, MicroBatch, not_
 from operators.kernels.torch.mismatch import add_sampled_entropy
 from operators.kernels.torch.model_numbers import require_ids
 from operators.kernels.torch.optimizer import Optimizer
-from operators.kernels.torch.packing import micro_batches
+from operators.kernels.torch.packing import describe_need, micro_batches
 from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.reduce import MetricSums
+from operators.kernels.torch.step_progress import BegunStep, StepProgress
 from operators.kernels.torch.steprows import step_rows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
 from operators.kernels.torch.updates import EveryRow, Part, StepSet, StepUpdate, draw_parts
-from operators.kernels.torch.weight_sample import WeightSample
 
 COUNTS = (
     "optim/updates", "optim/skipped", "train/tokens", "train/fed_tokens", "train/micro_batches",
@@ -51,9 +53,9 @@ def start_sums() -> MetricSums:
 class TrainingLoop:
     """Of one train node and rank.
 
-    model: the Model's name. budget: tokens of a micro-batch. position_limit: how many positions the
-    Model has; None for any. vocabulary: how many token ids it knows. is_split: whether FSDP splits
-    its weights, so that every backward is a collective.
+    model: the Model's name. progress: of the Step under way, with the tokens of a micro-batch.
+    position_limit: how many positions the Model has; None for any. vocabulary: how many token ids
+    it knows. is_split: whether FSDP splits its weights, so that every backward is a collective.
     """
 
     node: str
@@ -64,7 +66,7 @@ class TrainingLoop:
     optimizer: Optimizer
     ranks: Ranks
     adapter: AdapterMetrics
-    budget: int
+    progress: StepProgress
     position_limit: int | None
     vocabulary: int
     is_split: bool
@@ -72,19 +74,26 @@ class TrainingLoop:
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """Make all updates of one Step. Raises KernelError if a loss or gradient is not finite.
 
-        A Step that fails is lost; it fails on all ranks, with the same message.
+        A Step that fails is lost; it fails on all ranks, with the same message. But where memory
+        ran out, and `progress` says that all is kept, the same rows go on behind its last update.
         """
-        settings, sums = self.settings, start_sums()
+        settings = self.settings
         lr = value_at(settings.lr, assignment.step)
         row_sets = self.row_sets_of(assignment)
-        if settings.trains_at(assignment.step) and row_sets:
-            sample, tokens = WeightSample(self.optimizer.stored_masters), 0
-            for update in self._updates(assignment, row_sets, lr, sums):
-                self._update(update)
-                tokens += update.tokens
-            if tokens:
-                sums.add("optim/changed", sample.count_changed(), len(sample))
-        return self.report(lr, sums)
+        if not (settings.trains_at(assignment.step) and row_sets):
+            return self.report(lr, start_sums())
+        begun = self.progress.begin(assignment, self.optimizer, start_sums())
+        for number, update in enumerate(self._updates(assignment, row_sets, lr, begun)):
+            if number < begun.updates:
+                continue
+            begun.begin_update()
+            self._update(update)
+            begun.end_update(update.tokens)
+        if begun.tokens:
+            sample = begun.sample
+            begun.sums.add("optim/changed", sample.count_changed(), len(sample))
+        self.progress.end()
+        return self.report(lr, begun.sums)
 
     def row_sets_of(self, assignment: Assignment) -> list[RowSet]:
         """A set without a row is on no rank, so all ranks leave it out alike."""
@@ -97,15 +106,15 @@ class TrainingLoop:
         return {"optim/lr": lr} | means | self.adapter.measure()
 
     def _updates(
-        self, assignment: Assignment, row_sets: Sequence[RowSet], lr: float, sums: MetricSums
+        self, assignment: Assignment, row_sets: Sequence[RowSet], lr: float, begun: BegunStep
     ) -> Iterator[StepUpdate]:
         """Draw the updates from the rows of all ranks, of each set by itself; this rank's part of
         each.
         """
-        with self.ranks.together():
+        with self.progress.keeping(True), self.ranks.together():
             step_sets = [self.read(assignment, row_set) for row_set in row_sets]
-        for step_set in step_sets:
-            add_sampled_entropy(step_set.row_set, step_set.rows, sums)
+        for step_set in step_sets if not begun.has_read else ():
+            add_sampled_entropy(step_set.row_set, step_set.rows, begun.sums)
         parts_by_set = [self._draw(assignment, step_set) for step_set in step_sets]
         first = True
         for update_parts in zip(*parts_by_set, strict=True):
@@ -116,8 +125,8 @@ class TrainingLoop:
                 step=assignment.step,
                 lr=lr,
                 first=first,
-                sums=sums,
-                losses=sums,
+                sums=begun.sums,
+                losses=begun.sums,
             )
             yield update
             first = first and not update.tokens  # without a token it is skipped
@@ -152,7 +161,9 @@ class TrainingLoop:
             self.add_gradients(update)
             norm = self.sum_gradients(update.step, update.keys)
             where_it_fails.pop_all()
-        self.optimizer.step(update.lr, norm)
+        self.progress.note(MemoryNeed(doing="the update of the weights", is_divisible=False))
+        with self.progress.keeping(False):
+            self.optimizer.step(update.lr, norm)
         self.count_update(sums, norm, update.tokens)
         for part in update.parts:
             if not part.weights.tokens:
@@ -176,9 +187,29 @@ class TrainingLoop:
         batches: list[MicroBatch] = []
         for part in update.parts:
             batches += self._micro_batches(part)
-        with self.ranks.together(batches, idle, meets=meets) as turns:
-            for part, rows in turns:
-                self.backward.run(update, part, rows, turns)
+        turns = self.ranks.together(batches, idle, meets=meets)
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.progress.note_failure, turns)
+            with turns:
+                for part, rows in turns:
+                    self._note_need(part, rows)
+                    self.backward.run(update, part, rows, turns)
+                self.progress.note(MemoryNeed())  # what fails now, fails on another rank
+            where_it_fails.pop_all()
+
+    def _note_need(self, part: Part, indices: np.ndarray) -> None:
+        """Note which micro-batch is computed, should memory run out."""
+        rows = part.rows
+        units = rows.groups[indices] if part.row_set.atomic else indices
+        need = describe_need(
+            "a micro-batch",
+            rows.keys,
+            rows.prompts,
+            rows.completions,
+            indices,
+            is_divisible=len(np.unique(units)) > 1,
+        )
+        self.progress.note(need)
 
     def sum_gradients(self, step: int, keys: Keys) -> Tensor:
         """Sum the gradients over all ranks' rows. Returns their norm; raises KernelError if it is
@@ -201,6 +232,11 @@ class TrainingLoop:
             picked = picked[part.weights.live[picked]]
             groups = rows.prompt_groups[picked]
         index_sets = micro_batches(
-            rows.prompts, rows.completions, picked, groups, tokens=self.budget, atomic=atomic
+            rows.prompts,
+            rows.completions,
+            picked,
+            groups,
+            tokens=self.progress.budget,
+            atomic=atomic,
         )
         return [(part, indices) for indices in index_sets]
