@@ -37,7 +37,7 @@ from engine.plan.options import RunOptions
 from engine.plan.plan import PlannedModel
 from engine.protocol.events import StepEnded
 from engine.run.control.control import Failed
-from engine.session.attempts import _close_at_end
+from engine.session.closing import close_at_end
 from tests.kit.plans import plan_of
 from tests.kit.processes import ROOT
 from tests.torture.faults import WriteFaults, installed
@@ -78,7 +78,7 @@ def _table() -> pa.Table:
 def _metrics(folder: Path, change: Callable[[JsonLines], None]) -> None:
     lines = JsonLines()
     lines.open(RunFolder.open_remote(folder), {})
-    with _close_at_end(lines):
+    with close_at_end(lines):
         change(lines)
 
 
@@ -280,9 +280,9 @@ def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> Non
 
 def test_the_first_cause_is_told_not_what_fails_as_things_are_closed() -> None:
     failing = Mock(close=Mock(side_effect=StorageError("later")))
-    with pytest.raises(StorageError, match="first"), _close_at_end(failing):
+    with pytest.raises(StorageError, match="first"), close_at_end(failing):
         raise StorageError("first")
-    with pytest.raises(StorageError, match="later"), _close_at_end(failing):
+    with pytest.raises(StorageError, match="later"), close_at_end(failing):
         pass
 
 
