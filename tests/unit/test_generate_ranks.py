@@ -16,7 +16,7 @@ from tests.kit.plans import module_of, placed, planned_on
 pytestmark = pytest.mark.usefixtures("tiny")
 
 TWO: dict[str, Any] = {"tensor": {"rollout": 2}, "threads": 1}
-PAIR = {"pin": {"rollout": ("r0", "r1")}}
+PAIR: dict[str, Any] = {"pin": {"rollout": ("r0", "r1")}}
 """On Workers of its own."""
 
 
@@ -28,6 +28,7 @@ def test_a_generation_has_a_part_of_each_matrix_and_of_the_cache_in_each_worker(
     assert (node.leads, node.shares) == (("r0",), (("r0", "r1"),))
     assert "2 tensor ranks" in explain(plan)
     shape = model_cost("tiny").shape
+    assert shape is not None
     split = 4 * (shape.matrices - shape.matrices // 2)
     both = [each.estimate.bytes for each in (whole, node)]
     assert both[0]["weights"] - both[1]["weights"] == split
