@@ -23,6 +23,7 @@ from dataflow.errors import (
     PlanError,
     ProcessLost,
     RunError,
+    ShortOfMemory,
     StorageError,
 )
 from dataflow.graph import Graph, Phase, Threshold
@@ -99,6 +100,7 @@ __all__ = [
     "Schedule",
     "Schema",
     "Segment",
+    "ShortOfMemory",
     "StorageError",
     "Table",
     "Tensors",

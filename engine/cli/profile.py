@@ -7,7 +7,7 @@ Owns: the flags and the table. Does not own: measuring (engine/predict/profile),
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     from engine.predict.profile.profiler import ProfileRequest, measure_profile
     from engine.session.planning import plan  # here: not every command plans
 
-    plans = plan(graph, options).phases
+    # Each kernel is measured alone, whatever layouts there will be.
+    plans = plan(graph, replace(options, search="off")).phases
     request = ProfileRequest(
         quick=options.quick,
         repeats=3 if options.quick else 5,

@@ -78,6 +78,8 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
         planned = planned_rows[node.name]
         room = most
         if node.layout.cache_bytes:
+            if costs.unpriced_reason(node.name):
+                continue  # nobody knows how a GPU of its kind divides the cache
             room = costs.decode_limits(node.name).room
         if room < most:
             at_once = min(node.layout.slots, room // max(1, planned))

@@ -89,7 +89,9 @@ def open_recorded(
         graph = _read_graph(folder)
     if settings:
         graph = edited(graph, settings)
-    plan = _restore_layouts(make_plan(graph, options), _read_planned_nodes(folder))
+    # What was chosen is recorded; here nothing is searched anew.
+    ruled = make_plan(graph, replace(options, search="off"))
+    plan = _restore_layouts(ruled, _read_planned_nodes(folder))
     assignments = TaskHistory.read(recorded, plan, until)
     return RecordedRun(
         folder=folder,

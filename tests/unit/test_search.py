@@ -110,7 +110,7 @@ def test_the_cheaper_of_two_kinds_is_taken_for_cost() -> None:
         return (PricedLayout(layout=Layout(), devices=devices, seconds=seconds),)
 
     pools = tuple(
-        DevicePool(kind=kind, devices=2, per_host=8, memory=100, price=price)
+        DevicePool(kind=kind, devices=2, per_host=1, memory=100, price=price)
         for kind, price in (("H100", 3600.0), ("L40S", 1800.0))
     )
     node = SearchedNode(name="train", prices=prices)

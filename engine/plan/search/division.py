@@ -172,10 +172,14 @@ class Division:
         return seconds * self._price_of(grouping, sizes)
 
     def _price_of(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> float:
-        """Of a second."""
-        price = 0.0
+        """Of a second. Hosts are paid whole, however many of their devices are used."""
+        devices = [0] * len(self.problem.pools)
         for members, size in zip(grouping, sizes, strict=True):
-            price += self.problem.pools[members.pool].price * size.devices
+            devices[members.pool] += size.devices
+        price = 0.0
+        for pool, used in zip(self.problem.pools, devices, strict=True):
+            hosts = -(-used // pool.per_host)
+            price += pool.price * min(pool.devices, hosts * pool.per_host)
         return price / 3600.0
 
     def _make(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> Placement:
