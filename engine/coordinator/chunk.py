@@ -37,6 +37,8 @@ class NodeChunk:
     """The least tokens that a row of it has had which had not ended."""
     closed: bool = False
     """Whether it has ended once."""
+    has_counted: bool = False
+    """Whether its metrics have counted though its rows were lost before it ended for the region."""
     owed: int = 0
     """Of rows that were bound late: those that have neither come nor been given up."""
     runs: int = 0

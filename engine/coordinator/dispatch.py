@@ -177,7 +177,7 @@ class Dispatch:
             step=chunk.step,
             keys=chunk.keys,
             inputs=self._blocks.gathers(chunk.inputs),
-            again=chunk.closed,
+            again=chunk.closed or chunk.has_counted,
             spans=chunk.spans,
             weights=chunk.weights,
             limits=chunk.limits,

@@ -99,7 +99,11 @@ class NextWave:
         """A Worker is gone, and the rows with it; returns what it had done and has to do again."""
         lost = [answer for answer in self._put_off if answer[1].task.worker == worker]
         self._put_off = [answer for answer in self._put_off if answer[1].task.worker != worker]
-        return [asked for event, asked in lost if isinstance(event, m.ChunkDone)]
+        ended = [asked for event, asked in lost if isinstance(event, m.ChunkDone)]
+        for asked in ended:
+            assert asked.chunk is not None
+            asked.chunk.has_counted = True
+        return ended
 
     def abandon(self) -> list[Answer]:
         """The run is over: returns what was put off, as nothing is admitted any more."""

@@ -116,6 +116,7 @@ def test_rows_that_were_lost_are_made_again() -> None:
     assert not _kind(instructions, m.RunChunk)
     (again,) = _kind(run.say(m.WorkerOpened(worker="data", epoch=1)), m.RunChunk)
     assert again.node == "prompts"
+    assert again.again, "its metrics would count twice"
     assert again.keys.rows() == ahead.keys.rows()
     assert not _kind(run.end_step(train), m.RunChunk)
     (rollout,) = _kind(run.run_chunk(again), m.RunChunk)
