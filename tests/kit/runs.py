@@ -117,6 +117,23 @@ def require_alike(run: Run, wanted: Run, rel: float = 1e-4) -> None:
         assert {name: one.get(name) for name in learnt} == pytest.approx(learnt, rel=rel)
 
 
+def require_alike_weights(run: Run, wanted: Run, model: str = "policy") -> None:
+    """Weights after a few Steps are the same to 1e-5. Adam divides a gradient by its own size, so
+    that of a weight whose gradient is nearly nothing the last bits decide: of a thousand one may
+    differ by a hundredth of what weights have moved by (3e-3 in three Steps at 1e-3).
+    """
+    weights, wanted_weights = (state_of(each.trained[model]) for each in (run, wanted))
+    assert weights.keys() == wanted_weights.keys()
+    apart, count, most = 0, 0, 0.0
+    for name, weight in weights.items():
+        distance = (weight - wanted_weights[name]).abs()
+        apart += int((distance >= 1e-5).sum())
+        count += weight.numel()
+        most = max(most, float(distance.max()))
+    assert apart <= count / 1000, f"{apart} of {count} weights differ"
+    assert most < 3e-5
+
+
 def state_of(model: Path) -> dict[str, Any]:
     """The tensors of a model directory, as transformers loads it."""
     from transformers import AutoModelForCausalLM

@@ -11,7 +11,7 @@ from dataflow.graph import Graph
 from graphs.grpo import grpo
 from tests.kit.processes import KillWorkers
 from tests.kit.run_graphs import vowels
-from tests.kit.runs import column, require_alike, state_of
+from tests.kit.runs import column, require_alike, require_alike_weights
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -30,8 +30,7 @@ def test_a_generation_of_two_ranks_gives_the_numbers_of_one(tiny: TinyRuns) -> N
     two = tiny.run(without_reference, name="two", **PAIR)
     require_alike(two, one)
     assert sum(column(two, "edge/broadcast/bytes")) > 0
-    ours, theirs = (state_of(run.trained["policy"]) for run in (two, one))
-    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-5
+    require_alike_weights(two, one)
 
 
 @pytest.mark.parametrize("rank", ["r0", "r1"])

@@ -24,10 +24,10 @@ from tests.kit.runs import (
     column,
     metrics,
     require_alike,
+    require_alike_weights,
     require_each_row_once,
     require_same_numbers,
     samples,
-    state_of,
 )
 from tests.kit.tiny_runs import TinyRuns
 
@@ -92,8 +92,7 @@ def test_training_on_one_two_and_one_tensor_rank_has_the_numbers_of_one(tiny: Ti
     assert layouts_of(run) == [0, 0, 0, 1, 1, 0]
     fixed = tiny.run(graph, 6, name="fixed", **APART)
     require_alike(run, fixed, rel=1e-5)
-    ours, theirs = (state_of(each.trained["policy"]) for each in (run, fixed))
-    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-5
+    require_alike_weights(run, fixed)
     kept = json.loads((run.folder / "changes.json").read_text())["changes"]
     told = [(each["step"], each["where"], each["what"], each["new"]) for each in kept]
     assert (4, "plan of train_policy", "tensor", "2") in told

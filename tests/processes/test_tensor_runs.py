@@ -13,7 +13,7 @@ from dataflow.errors import KernelError
 from engine.api import Result, resume
 from tests.kit.processes import KillWorkers
 from tests.kit.run_graphs import deadly, evaluated, followed, small, unlucky, with_score
-from tests.kit.runs import column, require_alike, require_whole_models, state_of
+from tests.kit.runs import column, require_alike, require_alike_weights, require_whole_models
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -31,9 +31,7 @@ def test_two_tensor_ranks_train_as_one_does_and_each_row_is_fetched_once(tiny: T
     require_alike(two, one)
     assert sum(column(two, "edge/broadcast/bytes")) > 0
     assert sum(column(two, "edge/shm/bytes")) == sum(column(one, "edge/shm/bytes"))
-    ours, theirs = (state_of(run.trained["policy"]) for run in (two, one))
-    assert ours.keys() == theirs.keys()
-    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-5
+    require_alike_weights(two, one)
 
 
 def test_a_checkpoint_goes_on_with_other_ranks(tiny: TinyRuns) -> None:
