@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from dataflow.kernel import Layout
 from engine.plan.cost.devices import (
     KINDS,
     Coefficients,
@@ -18,6 +21,7 @@ from engine.plan.cost.devices import (
 )
 from engine.plan.cost.fit_errors import measured_over_fitted
 from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.node_price import NodeWork
 from engine.plan.cost.profile import Profile, ProfiledNode
 from engine.plan.plan import PlannedNode
 from engine.plan.profiled_passes import kind_of_pass, nearest_entry
@@ -77,6 +81,17 @@ class Rates:
             if entry is not None:
                 by_kind[kind] = entry.coefficients
         return by_kind
+
+
+def correct_by_work(entry: ProfiledNode | None, work: NodeWork, layout: Layout) -> float:
+    """The same for what a node does in a Step, by the rows of one replica."""
+    if entry is None:
+        return 1.0
+    rows = -(-work.rows // layout.replicas)
+    prompt, answer = work.lengths.prompts.mean, work.lengths.answers.mean
+    # As many rows of the mean lengths, which is all that a correction looks at.
+    like = RowLengths(np.broadcast_to(prompt, rows), np.broadcast_to(answer, rows))
+    return correct_by_cells(entry, like, layout.data)
 
 
 def correct_by_cells(entry: ProfiledNode | None, rows: RowLengths, divisor: int = 1) -> float:

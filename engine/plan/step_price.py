@@ -19,8 +19,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from dataflow.model import Model
 from engine.plan.cost.decode_curve import make_batch
 from engine.plan.cost.model_passes import Time
@@ -32,6 +30,7 @@ from engine.plan.joining_decode import PricedDecode
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Decisions, Plan, PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
+from engine.plan.rates import correct_by_work
 from engine.plan.row_lengths import RowLengths
 from engine.plan.step_flow import StepFlow, time_flow
 from engine.plan.streamed_step import PartPrices, StreamedSource
@@ -124,11 +123,7 @@ class StepPrice:
 
     def _correct(self, node: PlannedNode, work: NodeWork) -> float:
         """The factor on a node's seconds by what was measured."""
-        rows = -(-work.rows // node.layout.replicas)
-        prompt, answer = work.lengths.prompts.mean, work.lengths.answers.mean
-        # As many rows of the mean lengths, which is all that a correction looks at.
-        like = RowLengths(np.broadcast_to(prompt, rows), np.broadcast_to(answer, rows))
-        return self._costs.correction(node.name, like, node.layout.data)
+        return correct_by_work(self._costs.entry(node.name), work, node.layout)
 
     def count_answers(self, source: str) -> int:
         """Tokens of a Step's answers, in the mean, that first generations of a source make of which

@@ -21,8 +21,8 @@ PAIR: dict[str, Any] = {"tensor": {"rollout": 2}, "pin": {"rollout": "r0,r1"}}
 
 def without_reference(folder: Path) -> Graph:
     """GRPO at lag 0."""
-    base, data = str(folder / "model"), str(folder / "train.parquet")
-    return grpo(base, data, vowels, n=4, batch=4, max_tokens=6, lr=1e-3)
+    base, rows = str(folder / "model"), str(folder / "train.parquet")
+    return grpo(base, rows, vowels, n=4, batch=4, max_tokens=6, lr=1e-3)
 
 
 def test_a_generation_of_two_ranks_gives_the_numbers_of_one(tiny: TinyRuns) -> None:

@@ -45,13 +45,13 @@ APART: dict[str, Any] = {"workers": "apart", "chunks": {"episode": 2}}
 
 def growing(folder: Path, *, max_lag: int = 0, letters: tuple[int, ...] = LETTERS) -> Graph:
     """An agent whose episodes grow and shrink."""
-    data = folder / f"growing_{len(letters)}.parquet"
+    rows = folder / f"growing_{len(letters)}.parquet"
     prompts: list[str] = []
     for step, count in enumerate(letters):
         prompts += [chr(97 + step) * (count - 1) + letter for letter in "xy"]
-    pq.write_table(pa.table({"prompt": prompts}), data)
+    pq.write_table(pa.table({"prompt": prompts}), rows)
     shape = {"n": N, "batch": BATCH, "max_turns": 2, "max_tokens": 96, "max_turn_tokens": 6}
-    graph = agent(str(folder / "model"), str(data), Echo, lr=1e-3, max_lag=max_lag, **shape)
+    graph = agent(str(folder / "model"), str(rows), Echo, lr=1e-3, max_lag=max_lag, **shape)
     return edited(graph, ["prompts.shuffle=False"])
 
 
@@ -67,8 +67,8 @@ def after_5(row: Mapping[str, float]) -> bool:
 
 def switches_of(run: Result) -> list[tuple[int, int, int]]:
     """(the Step before, its layout, the next one's) of each switch."""
-    kept = json.loads((run.folder / "layouts.json").read_text())
-    return [(each["step"], each["before"], each["layout"]) for each in kept["switches"]]
+    record = json.loads((run.folder / "layouts.json").read_text())
+    return [(each["step"], each["before"], each["layout"]) for each in record["switches"]]
 
 
 def test_generation_on_one_two_and_one_replica_has_the_bits_of_one(tiny: TinyRuns) -> None:
@@ -93,11 +93,11 @@ def test_training_on_one_two_and_one_tensor_rank_has_the_numbers_of_one(tiny: Ti
     fixed = tiny.run(graph, 6, name="fixed", **APART)
     require_alike(run, fixed, rel=1e-5)
     require_alike_weights(run, fixed)
-    kept = json.loads((run.folder / "changes.json").read_text())["changes"]
-    told = [(each["step"], each["where"], each["what"], each["new"]) for each in kept]
-    assert (4, "plan of train_policy", "tensor", "2") in told
-    assert (6, "plan of train_policy", "tensor", "1") in told
-    reasons = [new for _, where, _, new in told if where == "plan of the run"]
+    changes = json.loads((run.folder / "changes.json").read_text())["changes"]
+    changed = [(each["step"], each["where"], each["what"], each["new"]) for each in changes]
+    assert (4, "plan of train_policy", "tensor", "2") in changed
+    assert (6, "plan of train_policy", "tensor", "1") in changed
+    reasons = [new for _, where, _, new in changed if where == "plan of the run"]
     assert len(reasons) == 2
     assert reasons[0].startswith("1 (tensor.train_policy=2), as there were 2")
     costs = [row["step"] for row in metrics(run) if row.get("relayout/seconds", 0.0) > 0]

@@ -30,9 +30,9 @@ TWO_RANKS: dict[str, Any] = {"ranks": {"train_policy": 2}, "pin": {"rollout": "g
 
 
 def with_reference(folder: Path) -> Graph:
-    base, data = str(folder / "model"), str(folder / "train.parquet")
+    base, rows = str(folder / "model"), str(folder / "train.parquet")
     size: dict[str, int] = {"n": 4, "batch": 4, "max_tokens": 6, "minibatches": 2}
-    return grpo(base, data, vowels, lr=1e-3, beta=0.1, **size)
+    return grpo(base, rows, vowels, lr=1e-3, beta=0.1, **size)
 
 
 @dataclass(frozen=True, kw_only=True)

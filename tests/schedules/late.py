@@ -32,7 +32,8 @@ def _drawn(draw: random.Random, plan: Plan, node: PlannedNode, weighed: set[str]
         return node
     layout = replace(node.layout, spread=draw.choice((1, 2, 3)), slots=draw.choice((1, 2, 5, 20)))
     node = replace(node, layout=layout, tail=draw.choice((0.0, 0.0, 0.3)))
-    if node.lag and draw.random() < 0.8:
+    if node.lag and draw.random() < 0.8 and node.ranks == 1:
+        # No plan binds late what ranks decode together (engine/plan/passes/batching.py).
         node = replace(node, chunking="ready")
     if node.chunks == 1 and draw.random() < 0.5:
         node = replace(node, chunks=draw.choice((2, 3)))

@@ -48,12 +48,12 @@ def _other_layout(plan: Plan, draw: random.Random) -> Plan:
     """The same nodes, in the same chunks, on other Workers: more, fewer, of other names."""
     pool = [f"{draw.choice('xyz')}{number}" for number in range(draw.randint(1, 5))]
     nodes = [_on_others(node, pool, draw) for node in plan.nodes]
-    there = [worker for node in nodes for worker in node.workers]
-    hosts = {worker: draw.choice("abc") for worker in there}
+    workers = [worker for node in nodes for worker in node.workers]
+    hosts = {worker: draw.choice("abc") for worker in workers}
     return replace(
         plan,
         nodes=tuple(nodes),
-        recorder=draw.choice(there),
+        recorder=draw.choice(workers),
         turns=(),
         hosts=hosts if plan.hosts else {},
     )

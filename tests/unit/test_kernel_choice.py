@@ -237,8 +237,8 @@ def test_ranks_that_share_an_engine_are_asked_for_alike() -> None:
     told = "engines: tensor: rollout=2, eval_rollout=4, and they share an engine in rollout. Fix: "
     with pytest.raises(PlanError, match=told):
         placed(evaluated(), tensor={"rollout": 2, "eval_rollout": 4}, **BOTH)
-    told = "slots: rollout=64, eval_rollout=256, .* Fix: rollout=64, eval_rollout=64"
-    with pytest.raises(PlanError, match=told):
+    problem = "slots: rollout=64, eval_rollout=256, .* Fix: rollout=64, eval_rollout=64"
+    with pytest.raises(PlanError, match=problem):
         placed(evaluated(), slots={"rollout": 64}, **BOTH)
 
 

@@ -22,8 +22,8 @@ def test_options_come_on_top_of_those_of_lower_numbers() -> None:
     assert table is not None
     assert [bucket.start for bucket in table.buckets] == [0, 1000, 4000]
     assert [bucket.best for bucket in table.buckets] == [0, 1, 2]
-    own, second, third = table.layouts
-    assert (own.changes, own.text) == ({}, "")
+    first, second, third = table.layouts
+    assert (first.changes, first.text) == ({}, "")
     replicas = {"score": 3, "rollout": "2"}
     assert second.changes == {"replicas": replicas, "threads": 1}
     assert third.changes == {**second.changes, "tensor": {"train_policy": 2}}
@@ -33,8 +33,8 @@ def test_options_come_on_top_of_those_of_lower_numbers() -> None:
         "from 1000 live tokens on: layout 1, replicas.rollout=2,threads=1",
         f"from 4000 live tokens on: layout 2, {third.text}",
     ]
-    kept, _ = decode_options(encode_options(options), {})
-    assert kept.relayout == relayout
+    restored, _ = decode_options(encode_options(options), {})
+    assert restored.relayout == relayout
     assert read_relayout(RunOptions()) is None
 
 
@@ -68,9 +68,9 @@ def test_a_table_is_kept_with_what_was_switched(tmp_path: Path) -> None:
     table = measured_table(layouts, {1024: (1.0, 2.0), 4096: (math.inf, 1.0)}, switch_seconds=3.0)
     switch = KeptSwitch(step=3, before=0, layout=1, reason="they grew", forced=True)
     (tmp_path / LAYOUTS).write_text(encode_layouts(table, 1, (switch,)))
-    kept = read_layouts(tmp_path)
-    assert kept is not None
-    assert (kept.table(), kept.present, kept.switches) == (table, 1, (switch,))
+    restored = read_layouts(tmp_path)
+    assert restored is not None
+    assert (restored.table(), restored.present, restored.switches) == (table, 1, (switch,))
 
 
 def test_a_rerun_says_that_a_step_had_another_layout(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def run_of(policy: RelayoutPolicy, *, steps: int = 5, max_lag: int = 0) -> Simul
 
 
 def checkpoints(run: Simulation) -> list[m.Checkpoint]:
-    return [told for _, told in run.history.instructions if isinstance(told, m.Checkpoint)]
+    return [message for _, message in run.history.instructions if isinstance(message, m.Checkpoint)]
 
 
 def test_a_checkpoint_comes_before_the_switch_and_nothing_after_it() -> None:
@@ -110,7 +110,9 @@ def test_who_stops_the_run_meanwhile_ends_it(max_lag: int, at_once: bool) -> Non
     asked: list[m.StopRequested] = []
 
     def stop() -> m.StopRequested | None:
-        closed = [told for _, told in run.history.instructions if isinstance(told, m.StepClosed)]
+        closed = [
+            message for _, message in run.history.instructions if isinstance(message, m.StepClosed)
+        ]
         if asked or closed[-1:] == [] or closed[-1].step < 2:
             return None
         asked.append(m.StopRequested(reason="enough", at_once=at_once))

@@ -48,12 +48,14 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int)
     monkeypatch.setattr(owner, name, failing)
 
 
-def step_with_shorts(kernel: TorchTrain, given: Assignment) -> tuple[dict[str, float], list[int]]:
+def step_with_shorts(
+    kernel: TorchTrain, assignment: Assignment
+) -> tuple[dict[str, float], list[int]]:
     """Metrics of a Step, and how many updates were done whenever memory ran out."""
     updates: list[int] = []
     while True:
         try:
-            return dict(kernel.step(given)), updates
+            return dict(kernel.step(assignment)), updates
         except (torch.OutOfMemoryError, ShortOfMemory):
             need = kernel.give_back()
             assert need.is_kept
@@ -63,13 +65,13 @@ def step_with_shorts(kernel: TorchTrain, given: Assignment) -> tuple[dict[str, f
 @pytest.mark.parametrize("call", range(4))
 def test_no_update_is_made_twice(base: str, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     """Two updates of two micro-batches: to the bit as without, whichever of them was short."""
-    given = with_advantage(random_rows(4, 2, seed=3))
+    assignment = with_advantage(random_rows(4, 2, seed=3))
     ways = {"minibatches": 2, "tokens": 16}
     usual = opened(base, PG, **ways)
-    wanted = dict(usual.step(given))
+    wanted = dict(usual.step(assignment))
     kernel = opened(base, PG, **ways)
     fail_once(monkeypatch, LossBackward, "run", call)
-    metrics, updates = step_with_shorts(kernel, given)
+    metrics, updates = step_with_shorts(kernel, assignment)
     by_call = [0, 0, 1, 1]
     assert wanted["train/micro_batches"] == len(by_call)
     assert updates == [by_call[call]]
@@ -81,19 +83,19 @@ def test_no_update_is_made_twice(base: str, monkeypatch: pytest.MonkeyPatch, cal
 
 
 def test_less_at_once_trains_alike(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = with_advantage(random_rows(4, 2, seed=3))
+    assignment = with_advantage(random_rows(4, 2, seed=3))
     usual, kernel = opened(base, PG), opened(base, PG)
-    wanted = dict(usual.step(given))
+    wanted = dict(usual.step(assignment))
     fail_once(monkeypatch, LossBackward, "run", 0)
     with pytest.raises(torch.OutOfMemoryError):
-        kernel.step(given)
+        kernel.step(assignment)
     need = kernel.give_back()
     assert need.rows == 7
     assert need.is_divisible
     assert need.key is not None
     assert need.longest > 1
     kernel.limit(MemoryLimits(slots=256, tokens=30, recompute="layers"))
-    metrics = dict(kernel.step(given))
+    metrics = dict(kernel.step(assignment))
     assert metrics["train/micro_batches"] > wanted["train/micro_batches"]
     assert_metrics_alike(metrics, wanted, rel=1e-4)
     assert distance(weights_of(kernel), weights_of(usual)) < 1e-5
@@ -134,9 +136,9 @@ def test_parts_are_not_kept(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_rank(rank: int, store: Path, base: str, failing: int) -> None:
     """Two updates of two ranks, in the second of which one of them is short."""
-    given = with_advantage(random_rows(4, 2, seed=3))
+    assignment = with_advantage(random_rows(4, 2, seed=3))
     shares = [np.arange(4), np.arange(4, 8)]
-    mine = _share(given, shares[rank])
+    mine = _share(assignment, shares[rank])
     weights: list[dict[str, torch.Tensor]] = []
     with gloo_world(store, rank, 2), pytest.MonkeyPatch.context() as monkeypatch:
         for is_short in (False, True):
@@ -152,10 +154,10 @@ def a_rank(rank: int, store: Path, base: str, failing: int) -> None:
     assert distance(*weights) == 0
 
 
-def _share(given: Assignment, mine: np.ndarray) -> Assignment:
-    inputs = {name: batch.take(mine) for name, batch in given.inputs.items()}
+def _share(assignment: Assignment, mine: np.ndarray) -> Assignment:
+    inputs = {name: batch.take(mine) for name, batch in assignment.inputs.items()}
     return Assignment(
-        sequence=1, step=1, keys=given.keys.take(mine), inputs=inputs, mine=mine, total=8
+        sequence=1, step=1, keys=assignment.keys.take(mine), inputs=inputs, mine=mine, total=8
     )
 
 
@@ -167,8 +169,8 @@ def test_ranks_give_up_an_update_together(base: str, tmp_path: Path, failing: in
 
 def a_split_rank(rank: int, store: Path, base: str) -> None:
     """Layers are computed again of a module that is split already."""
-    given = with_advantage(random_rows(4, 2, seed=3))
-    mine = _share(given, [np.arange(4), np.arange(4, 8)][rank])
+    assignment = with_advantage(random_rows(4, 2, seed=3))
+    mine = _share(assignment, [np.arange(4), np.arange(4, 8)][rank])
     weights: list[dict[str, torch.Tensor]] = []
     with gloo_world(store, rank, 2):
         for recompute in ("none", "layers"):

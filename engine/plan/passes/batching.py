@@ -52,11 +52,14 @@ def _find_late(draft: Draft) -> Iterator[str]:
         if node.work == "train":
             training.update(node.workers)
     for node in draft.nodes:
-        may_choose = bool(node.lag) and node.name not in draft.placing.chunks
-        if not node.traits.generates or node.layout.tensor > 1:
-            continue
-        if may_choose and training.isdisjoint(node.workers):
+        is_whole = node.layout.tensor == 1
+        if is_whole and may_bind_late(draft, node) and training.isdisjoint(node.workers):
             yield node.name
+
+
+def may_bind_late(draft: Draft, node: PlannedNode) -> bool:
+    """Whether rows of a generation may be bound as slots fall free, wherever it is."""
+    return node.traits.generates and bool(node.lag) and node.name not in draft.placing.chunks
 
 
 def _find_streaming(draft: Draft) -> Iterator[str]:

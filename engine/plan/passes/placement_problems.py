@@ -175,15 +175,25 @@ def _find_rank_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator
             fix = f"replicas: {node.name}={count}"
             yield add_fix(f"{wish}, but only train nodes have ranks", fix)
         return
-    sources = set(draft.sources_of(node).values())
-    batches = [source.batch for source in draft.sources if source.name in sources]
-    batch = min(batches, default=0)
-    parts = draft.graph.node(node.name).params["minibatches"]
-    most = max(1, batch // parts)
+    batch, parts = _count_prompts(draft, node)
+    most = count_most_ranks(draft, node)
     if not 1 <= count <= most:
         problem = f"{wish}, and a minibatch has {most} prompts ({batch} in {parts})"
         nearest_count = min(max(count, 1), most)
         yield add_fix(problem, f"{node.name}={nearest_count}")
+
+
+def count_most_ranks(draft: Draft, node: PlannedNode) -> int:
+    """The most data ranks of a train node: each has a prompt of every minibatch."""
+    batch, parts = _count_prompts(draft, node)
+    return max(1, batch // parts)
+
+
+def _count_prompts(draft: Draft, node: PlannedNode) -> tuple[int, int]:
+    """Prompts of a train node's smallest source, and its minibatches."""
+    sources = set(draft.sources_of(node).values())
+    batches = [source.batch for source in draft.sources if source.name in sources]
+    return min(batches, default=0), draft.graph.node(node.name).params["minibatches"]
 
 
 def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:

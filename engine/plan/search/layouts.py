@@ -165,12 +165,12 @@ def _sum_parts(
     is_on_gpu: bool,
 ) -> PricedLayout:
     """share: ranks of a device."""
-    lasting = running = host = weights = 0
+    lasting = running = weights = 0
     for part, size in parts.items():
         size = int(size * share)
         if is_on_gpu and part in HOST_PARTS:
-            host += size
-        elif part == _WEIGHTS:
+            continue  # the check of the whole plan looks at the host's memory
+        if part == _WEIGHTS:
             weights = size
         elif part in LASTING:
             lasting += size
@@ -184,7 +184,6 @@ def _sum_parts(
         weights=weights,
         lasting=lasting,
         running=running,
-        host=host,
     )
 
 

@@ -30,8 +30,7 @@ class DevicePool:
 class PricedLayout:
     """A layout of a node, and what it costs. devices: that it uses. seconds: of a Step. Bytes of
     each device: weights, which nodes of one Model and one `part` have once; lasting, all else that
-    stays between calls; running, what is there while it runs. host: bytes of the host's memory for
-    each device.
+    stays between calls; running, what is there while it runs.
     """
 
     layout: Layout
@@ -41,7 +40,6 @@ class PricedLayout:
     weights: int = 0
     lasting: int = 0
     running: int = 0
-    host: int = 0
 
 
 LayoutPrices = Callable[[int, int], Sequence[PricedLayout]]
@@ -90,8 +88,6 @@ class Problem:
     objective: Objective = "seconds"
     way: Callable[[int, int, int], float] = _no_seconds
     turn_rate: float = 0.0
-    overhead: float = 0.0
-    """Seconds of a Step beside its nodes: of messages."""
 
 
 @dataclass(frozen=True, slots=True)

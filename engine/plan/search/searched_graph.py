@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from dataflow.kernel import Layout, Offload
 from engine.plan.cost.devices import Device, Place
 from engine.plan.cost.model_passes import Sizes
@@ -24,15 +22,15 @@ from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import find_model, group_engine_nodes, model_of, needs_of
 from engine.plan.lengths import all_lengths
+from engine.plan.passes.batching import may_bind_late
 from engine.plan.passes.place import find_ancestors
-from engine.plan.passes.placement_problems import why_one_replica
+from engine.plan.passes.placement_problems import count_most_ranks, why_one_replica
 from engine.plan.passes.side_modules import has_side
 from engine.plan.passes.tensor import find_tensor_problems
 from engine.plan.plan import PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
 from engine.plan.profiled_passes import samples_of
-from engine.plan.rates import Rates, correct_by_cells
-from engine.plan.row_lengths import RowLengths
+from engine.plan.rates import Rates, correct_by_work
 from engine.plan.search.device_pools import DevicePools
 from engine.plan.search.layouts import Axes, NodeLayouts
 from engine.plan.search.problem import DevicePool, Problem, SearchedNode
@@ -109,8 +107,7 @@ class _GraphReader:
 
     def _bind_late(self, node: PlannedNode) -> PlannedNode:
         """A generation as it is where its Workers do not train."""
-        is_late = bool(node.lag) and node.name not in self._draft.placing.chunks
-        if node.traits.generates and is_late:
+        if may_bind_late(self._draft, node):
             return replace(node, chunking="ready", chunks=1)
         return node
 
@@ -207,7 +204,7 @@ class _GraphReader:
         shard: tuple[bool, ...] = (False,)
         offload: tuple[Offload, ...] = ("none",)
         if trains:
-            most, fixed = self._count_ranks(node), placing.ranks.get(name, 0)
+            most, fixed = count_most_ranks(draft, node), placing.ranks.get(name, 0)
             if not has_side(draft, node):
                 shard = (True,) if placing.shard else (False, True)
             offload = ("none", "optimizer")
@@ -230,13 +227,6 @@ class _GraphReader:
             recompute=(placing.recompute[name],) if name in placing.recompute else recompute,
             offload=(placing.offload[name],) if name in placing.offload else offload,
         )
-
-    def _count_ranks(self, node: PlannedNode) -> int:
-        """The most data ranks: each has a prompt of every minibatch."""
-        sources = set(self._draft.sources_of(node).values())
-        batches = [source.batch for source in self._draft.sources if source.name in sources]
-        minibatches = int(self._draft.graph.node(node.name).params["minibatches"])
-        return max(1, min(batches, default=1) // minibatches)
 
     def _list_tensor(self, node: PlannedNode) -> Iterator[int]:
         """Counts of ranks with a part of each matrix that the node can have."""
@@ -276,12 +266,7 @@ class _GraphReader:
             rate=_ring_rate(pool, where, layout),
         )
         (work, *_) = self._work.list_works(node)
-        rows = max(1, -(-work.rows // layout.replicas))
-        like = RowLengths(
-            np.broadcast_to(work.lengths.prompts.mean, rows),
-            np.broadcast_to(work.lengths.answers.mean, rows),
-        )
-        return place, correct_by_cells(entry, like, layout.data)
+        return place, correct_by_work(entry, work, layout)
 
 
 _CONTENT = ("kind", "most", "samples", "chunks", "steps", "updates", "epochs", "is_torch")

@@ -44,7 +44,7 @@ class PlacementTimes:
                 for member in group.members:
                     seconds[member] += price.turns / len(group.members)
         way = self._schedule(seconds, len(grouping))
-        way += max(self._fetching.values(), default=0.0) + problem.overhead
+        way += max(self._fetching.values(), default=0.0)
         if not problem.lag:
             return way
         busiest = max(price.busy for price in prices)
