@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_letters
 
@@ -122,7 +122,7 @@ def worker_results(
     words = [placed.target, "--base", base, "--data", data, *placed.flags]
     words += ["--workers", placed.workers, "--threads", "1"]
     graph, options = graph_and(RunOptions, "explain", words)
-    planned = plan(graph, options, profile=profile)
+    planned = plan(graph, replace(options, profile=profile))
     assert isinstance(planned, Plan)
     how = ["--steps", str(STEPS), "--no-progress", "--runs", str(folder / "runs"), "--name", name]
     how += ["--watchdog", str(PATIENCE), "--overwrite"]

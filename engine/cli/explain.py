@@ -22,8 +22,6 @@ from engine.plan.options import RunOptions
 class ExplainOptions(RunOptions):
     """Options of run, which a plan may depend on, and what to print beside it."""
 
-    profile: Path | None = None
-    """Measured rates of this machine (dataflow profile), by which seconds are predicted."""
     why: bool = False
     """The layouts that were compared, what bounds each, and why the others fell out."""
     measured: Path | None = None
@@ -39,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     measured = None
     if options.measured is not None:
         measured = read_measured(options.measured)
-    planned = plan(graph, options, profile=options.profile)
+    planned = plan(graph, options)
     text = explain(planned, measured=measured, why=options.why, width=screen_width(WIDTH))
     say(text, end="")
     return 0

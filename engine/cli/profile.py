@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     from engine.session.planning import plan  # here: not every command plans
 
     # Each kernel is measured alone, whatever layouts there will be.
-    plans = plan(graph, replace(options, search="off")).phases
+    plans = plan(graph, replace(options, search="off", profile=None)).phases
     request = ProfileRequest(
         quick=options.quick,
         repeats=3 if options.quick else 5,

@@ -44,8 +44,6 @@ class SimulateOptions(RunOptions):
     """The share of these in which one computes and does not wait (judge=0.01); else as measured."""
     kept: Mapping[str, float] = field(default_factory=dict)
     """The share of rows that a selection keeps (mixed=0.6); else as a run of --lengths, or all."""
-    profile: Path | None = None
-    """Measured rates of the devices (dataflow profile)."""
     what_if: Spreads = ()
     """Compare plans: rollout=1..8 (Workers), devices=8..64, threads=2,4, rollout.max_lag=0,1."""
     json: Path | None = None
@@ -199,7 +197,6 @@ def _simulated_rows(options: SimulateOptions, nodes: Collection[str]) -> Simulat
         seconds=measured_seconds | dict(options.seconds),
         cpu=measured_cpu | dict(options.cpu),
         kept=options.kept,
-        profile=options.profile,
     )
 
 

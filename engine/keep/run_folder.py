@@ -46,7 +46,7 @@ ENDED = "ended.json"
 PARTS = "parts.jsonl"
 FILES = (
     *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
-    "layouts.json",
+    *("layouts.json", "profile.json"),
     *("metrics.jsonl", PARTS, "command.txt", "versions.json", ENDED, LOCK),
 )
 FOLDERS = ("samples", "trace", "checkpoints", "logs", "events")

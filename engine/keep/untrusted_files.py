@@ -23,6 +23,8 @@ _IMPOSSIBLE = (
 """What our own code raises for a value that no run writes."""
 
 OPTIONS = "options.json"
+PROFILE = "profile.json"
+"""The copy of the profile that a run was planned by."""
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def kept_options(folder: Path) -> tuple[RunOptions, tuple[str, ...]]:
         fix = "restore it, or name the module:function that made the graph"
         raise RunError(f"{path}: {problem}. Fix: {fix}.")
     with reading(path):
-        return decode_options(read_document(path), {}, str(path))
+        return decode_options(read_document(path), {}, str(path), folder)
 
 
 def list_imports(path: Path, folders: Sequence[str] = ()) -> list[str]:

@@ -101,6 +101,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Layouts that no option names: auto, by the price of whole plans; off, by rule alone."""
     objective: Literal["seconds", "cost"] = "seconds"
     """What the search makes least: a Step's seconds, or its cost by the prices of hosts."""
+    profile: Path | None = None
+    """Measured rates of this machine (dataflow profile), by which plans are priced and searched."""
     stream: Literal["auto", "off", "ordered", "arrival"] = "auto"
     """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
@@ -140,7 +142,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
 _NO_OPTIONS = ("hosts", "least", "sharded", "simulated")
 """Fields of a Placing that are no options: parts of other options, or set by a command."""
 _PLACING_OPTIONS = [f.name for f in fields(Placing) if f.name not in _NO_OPTIONS]
-PLANNED = (*_PLACING_OPTIONS, "cluster", "threads", "seed")
+PLANNED = (*_PLACING_OPTIONS, "profile", "cluster", "threads", "seed")
 """Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 
 OF_ITS_START: Mapping[str, str] = {
@@ -334,11 +336,11 @@ def keep_choice(options: RunOptions, plans: Iterable[Plan]) -> RunOptions:
 
 
 def decode_options(
-    text: str, changes: Mapping[str, Any], where: str = "options"
+    text: str, changes: Mapping[str, Any], where: str = "options", folder: Path = Path()
 ) -> tuple[RunOptions, tuple[str, ...]]:
     """Read what `encode_options` wrote, with changes (None: unchanged), and the import path.
     Options that an older run did not write have their defaults, or what was so before there was the
-    option. where: names the text. Raises
+    option. where: names the text. folder: of the run, which has files that options name. Raises
     RunError.
     """
     recorded_options, path = _read_document(text, where)
@@ -353,6 +355,8 @@ def decode_options(
     except msgspec.ValidationError as error:
         fix = "the value that `dataflow run --help` names"
         raise RunError(f"{where}: {error}. Fix: {fix}.") from error
+    if options.profile is not None:
+        options = replace(options, profile=folder / options.profile)
     options = replace(options, **{n: each for n, each in changes.items() if each is not None})
     return options, path
 

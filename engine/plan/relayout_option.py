@@ -20,7 +20,7 @@ from engine.plan.option_texts import CHANGEABLE, set_option
 from engine.plan.options import RunOptions
 
 _LIKE = "16384=replicas.rollout=2"
-_FIXED = ("seed", "cluster", "stream", "part_tokens")
+_FIXED = ("seed", "cluster", "profile", "stream", "part_tokens")
 """Options of a plan that stay as the run began: each would be another run, or other hosts."""
 _ALLOWED = tuple(name for name in CHANGEABLE if name not in _FIXED)
 

@@ -57,8 +57,7 @@ GraphMaker = Callable[[Mapping[str, str]], Graph]
 class SimulatedRows:
     """What is simulated, whatever the plan. lengths: of answers, and of prompts. seconds: a row of
     nodes that are users' functions; cpu: the share of these in which they compute. kept: the share
-    of rows that a selection keeps, before what a run did (lengths). profile: a file of `dataflow
-    profile`.
+    of rows that a selection keeps, before what a run did (lengths).
     """
 
     lengths: SeenRows = field(default_factory=SeenRows)
@@ -66,7 +65,6 @@ class SimulatedRows:
     seconds: Mapping[str, float] = field(default_factory=dict)
     cpu: Mapping[str, float] = field(default_factory=dict)
     kept: Mapping[str, float] = field(default_factory=dict)
-    profile: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,7 @@ def simulate(
     variant = Variant(graph=graph, options=options or RunOptions(), devices=devices)
     rows = rows or SimulatedRows()
     _refuse_unknown(graph, rows)
-    return _simulate(plan_variant(variant, rows), rows, variant.options, spans=spans)
+    return _simulate(plan_variant(variant), rows, variant.options, spans=spans)
 
 
 def _refuse_unknown(graph: Graph, rows: SimulatedRows) -> None:
@@ -121,14 +119,14 @@ def require_graph(graph: AnyGraph) -> Graph:
     return graph
 
 
-def plan_variant(variant: Variant, rows: SimulatedRows) -> Plan:
+def plan_variant(variant: Variant) -> Plan:
     """Plan one variant. Raises GraphError, PlanError."""
     if variant.devices is None:
-        return make_plan(variant.graph, variant.options, profile=rows.profile, simulated=True)
+        return make_plan(variant.graph, variant.options, simulated=True)
     before = _require_cluster(variant.options)
     after = scale_cluster(before, variant.devices)
     options = scale_devices(variant.graph, variant.options, before, after)
-    return make_plan(variant.graph, options, profile=rows.profile, cluster=after, simulated=True)
+    return make_plan(variant.graph, options, cluster=after, simulated=True)
 
 
 def _require_cluster(options: RunOptions) -> Cluster:
@@ -142,7 +140,8 @@ def _require_cluster(options: RunOptions) -> Cluster:
 def _simulate(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: bool) -> Prediction:
     assert plan.program is not None
     # The profile may be of another machine: of the one that the plan is for.
-    profile = None if rows.profile is None else read_profile(rows.profile, here=False)
+    path = options.profile
+    profile = None if path is None else read_profile(path, here=False)
     names = list_selections(plan.program)
     # The run that was measured may have had selections that this graph does not have.
     measured = {name: share for name, share in rows.lengths.kept.items() if name in names}
@@ -199,7 +198,7 @@ def what_if(
     for texts, variant in zip(choices, variants, strict=True):
         tell(", ".join(_join(texts)))
         try:
-            plan = plan_variant(variant, rows)
+            plan = plan_variant(variant)
         except (PlanError, GraphError) as error:
             plans.append(ComparedPlan(values=texts, why=_first_line(error)))
             continue

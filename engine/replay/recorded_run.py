@@ -90,7 +90,7 @@ def open_recorded(
     if settings:
         graph = edited(graph, settings)
     # What was chosen is recorded; here nothing is searched anew.
-    ruled = make_plan(graph, replace(options, search="off"))
+    ruled = make_plan(graph, replace(options, search="off", profile=None))
     plan = _restore_layouts(ruled, _read_planned_nodes(folder))
     assignments = TaskHistory.read(recorded, plan, until)
     return RecordedRun(

@@ -30,7 +30,7 @@ from engine.keep.checkpoint.safe_state import telling_what_is_safe
 from engine.keep.checkpoint.store import CheckpointStore
 from engine.keep.end_record import EndRecord
 from engine.keep.run_folder import RunFolder
-from engine.keep.untrusted_files import OPTIONS, reading
+from engine.keep.untrusted_files import OPTIONS, PROFILE, reading
 from engine.plan import options as run_options
 from engine.plan.explain import explain
 from engine.plan.layout_table import LayoutTable
@@ -141,6 +141,9 @@ def _write_plans(planned_run: PlannedRun, folder: RunFolder) -> None:
     folder.write_text("plan.json", planned.to_json())
     folder.write_text("plan.txt", explain(planned))
     kept_options = run_options.keep_choice(planned_run.options, planned.phases)
+    if kept_options.profile is not None:
+        folder.write_text(PROFILE, _read_record(kept_options.profile))
+        kept_options = replace(kept_options, profile=Path(PROFILE))
     folder.write_text(OPTIONS, run_options.encode_options(kept_options, path=_import_path()))
     if planned_run.layouts is not None:
         planned_run.layouts.write(folder)
@@ -182,7 +185,8 @@ def resume(
     run_options.require_resume_options(changes)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
         options_text = _read_record(path / OPTIONS)
-        options, imports = run_options.decode_options(options_text, changes, str(path / OPTIONS))
+        where = str(path / OPTIONS)
+        options, imports = run_options.decode_options(options_text, changes, where, path)
         _refuse_cluster_file(options)
         import_from(imports)
         recorded_graph = _read_record(path / "graph.json")

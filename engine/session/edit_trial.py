@@ -16,10 +16,10 @@ from dataflow.safe_text import printable
 from dataflow.storage import writing
 from engine.keep.layouts_file import LAYOUTS
 from engine.keep.run_folder import RunFolder
-from engine.keep.untrusted_files import OPTIONS
+from engine.keep.untrusted_files import OPTIONS, PROFILE
 from engine.session.run_beginning import CHANGES
 
-_CHANGED = ("graph.json", CHANGES, OPTIONS, "plan.json", "plan.txt", LAYOUTS)
+_CHANGED = ("graph.json", CHANGES, OPTIONS, PROFILE, "plan.json", "plan.txt", LAYOUTS)
 """The records of a run that say what it goes on with."""
 
 

@@ -39,7 +39,6 @@ def plan(
     graph: Graph | CheckedGraph,
     options: RunOptions | None = None,
     *,
-    profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
 ) -> Plan: ...
@@ -48,7 +47,6 @@ def plan(
     graph: Program | CheckedProgram,
     options: RunOptions | None = None,
     *,
-    profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
 ) -> ProgramPlan: ...
@@ -56,14 +54,12 @@ def plan(
     graph: Runnable,
     options: RunOptions | None = None,
     *,
-    profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
 ) -> AnyPlan:
-    """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
-    by whose rates seconds are predicted. cluster: hosts in the place of those that the options
-    name. simulated: nothing of it is going to run. Raises GraphError (with options.strict, for
-    warnings), PlanError.
+    """Check and plan a graph, or every phase of a Program. cluster: hosts in the place of those
+    that the options name. simulated: nothing of it is going to run. Raises GraphError (with
+    options.strict, for warnings), PlanError.
     """
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, AnyGraph) else graph
@@ -73,8 +69,8 @@ def plan(
     if cluster is not None:
         placing, cluster = resolve_labels(placing, cluster)
     rates = None
-    if profile is not None:
-        rates = _read_rates(profile, cluster)
+    if options.profile is not None:
+        rates = _read_rates(options.profile, cluster)
     planned = _plan_checked(checked, options, placing, cluster, rates)
     require_recordable(planned.phases, options.record)
     if options.strict and planned.warnings:
