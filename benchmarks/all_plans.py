@@ -215,7 +215,12 @@ def _say(text: str) -> None:
 
 
 def main(
-    *, quick: bool = False, json: Path | None = None, folder: Path | None = None, only: str = ""
+    *,
+    quick: bool = False,
+    json: Path | None = None,
+    folder: Path | None = None,
+    only: str = "",
+    rounds: int = ROUNDS,
 ) -> None:
     """Measure.
 
@@ -224,6 +229,7 @@ def main(
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
         folder: where runs and profiles stay; a temporary one by default.
         only: the name of one graph, to measure it alone.
+        rounds: of all plans, before the last ones of two of them.
     """
     with tempfile.TemporaryDirectory() as temporary:
         place = folder or Path(temporary)
@@ -232,7 +238,7 @@ def main(
         (place / "teacher").mkdir(exist_ok=True)
         teacher, _ = make(place / "teacher", MODELS[1])
         results = SavedResults(json)
-        limits: Mapping[str, int] = {"rounds": ROUNDS, "steps": STEPS, "most_plans": 1000}
+        limits: Mapping[str, int] = {"rounds": rounds, "steps": STEPS, "most_plans": 1000}
         graphs = list(list_graphs(case_files(place, base, teacher)))
         if quick:
             graphs, limits = graphs[:1], {"rounds": 1, "steps": 3, "most_plans": 2}
