@@ -77,11 +77,41 @@ def test_what_was_asked_for_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lag", "pinned", "free"), [(0, "rollout", "train_policy"), (1, "train_policy", "rollout")]
+)
+def test_pins_bound_the_search(lag: int, pinned: str, free: str) -> None:
+    graph, pin = grpo(max_lag=lag), {pinned: "g0,g1"}
+    plan = planned_on(ONE_HOST, graph, pin=pin)
+    ruled = planned_on(ONE_HOST, graph, pin=pin, search="off")
+    assert plan.node(pinned).workers == ("g0", "g1")
+    assert len(ruled.node(free).workers) == 1 < len(plan.node(free).workers)
+    assert plan.considered
+
+
+def test_nodes_pinned_apart_stay_apart() -> None:
+    pin = {"rollout": "g0,g1", "train_policy": "t0"}
+    plan = planned_on(ONE_HOST, small_ppo(), pin=pin)
+    assert plan.node("rollout").workers == ("g0", "g1")
+    assert plan.node("train_policy").workers == ("t0",)
+    devices = {worker: plan.devices[worker] for worker in ("g0", "g1", "t0")}
+    assert len({str(each) for each in devices.values()}) == 3
+
+
+def test_nodes_together_share_devices() -> None:
+    plan = planned_on(ONE_HOST, grpo(max_lag=1), together=(("rollout", "train_policy", "score"),))
+    rollout, trained = plan.node("rollout").workers, plan.node("train_policy").workers
+    shorter, longer = sorted((rollout, trained), key=len)
+    assert longer[: len(shorter)] == shorter
+    assert plan.node("score").workers[0] in longer
+    assert count_gpus(plan) > 1
+
+
+@pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"search": "off"}, ""),
         ({"workers": "one"}, "--workers one says where nodes are"),
-        ({"pin": {"rollout": "here"}}, "--pin says where nodes are"),
+        ({"pin": {"rollout": "a", "train_policy": "b"}}, "--pin says where nodes are"),
         ({"replicas": {"rollout": "1..2"}}, "a range of --replicas says where nodes are"),
     ],
 )

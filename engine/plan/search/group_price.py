@@ -50,6 +50,8 @@ class GroupPrices:
         """
         self.count += 1
         nodes = [self._problem.nodes[member] for member in members]
+        if len({node.pinned for node in nodes if node.pinned}) > 1:
+            return None
         trains = any(node.trains for node in nodes)
         choices: list[Sequence[PricedLayout]] = []
         for node in nodes:

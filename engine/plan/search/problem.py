@@ -55,6 +55,7 @@ class SearchedNode:
     model: nodes of equal ones share weights. most: devices that it can use. writer: the number of
     the node that trains its Model, -1 where nobody does. version: bytes of a version of it.
     is_alone: whether its kernel has its Worker to itself, so that it takes turns with others.
+    pinned: Workers that its group was asked to have; nodes with different ones share no devices.
     """
 
     name: str
@@ -67,6 +68,7 @@ class SearchedNode:
     version: int = 0
     trains: bool = False
     is_alone: bool = False
+    pinned: tuple[str, ...] = ()
 
 
 def _no_seconds(writer: int, reader: int, size: int) -> float:
@@ -76,7 +78,7 @@ def _no_seconds(writer: int, reader: int, size: int) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
     """nodes: in running order. lag: Steps that generation may be ahead. together: numbers of nodes
-    that have to share devices. apart: of nodes that share them with no other. way: seconds of so
+    that have to share devices. way: seconds of so
     many bytes of weights from a pool to another. turn_rate: bytes a second of weights that come and
     go where Workers take turns; 0 where this takes no time.
     """

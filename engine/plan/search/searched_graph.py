@@ -3,9 +3,9 @@
 Owns: which nodes and devices are searched, which of a node's axes may be chosen, and why nothing is
 searched. Does not own: prices (layouts.py), what a user may ask for (engine/plan/options.py).
 
-Whoever says where nodes are (`--pin`, `--together`, `--turns`, hosts, ranges of replicas, all
-`apart` or in `one`) has placed them; numbers of replicas and ranks are kept, and places found for
-them.
+Whoever says where nodes are (`--turns`, hosts, ranges of replicas, all `apart` or in `one`) has
+placed them. Numbers of replicas and ranks, pins and nodes `--together` are kept, and places found
+for the rest (asked_places.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from engine.plan.passes.batching import may_bind_late
 from engine.plan.passes.place import find_ancestors
 from engine.plan.passes.placement_problems import count_most_ranks, why_one_replica
 from engine.plan.passes.side_modules import has_side
-from engine.plan.passes.tensor import find_tensor_problems
+from engine.plan.passes.tensor import count_worker_ranks, find_tensor_problems
 from engine.plan.plan import PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
 from engine.plan.profiled_passes import samples_of
 from engine.plan.rates import Rates, correct_by_work
+from engine.plan.search.asked_places import Workers, find_pinned_groups, why_all_is_placed
 from engine.plan.search.device_pools import DevicePools
 from engine.plan.search.layouts import Axes, NodeLayouts
 from engine.plan.search.problem import DevicePool, Problem, SearchedNode
@@ -51,7 +52,7 @@ class SearchedGraph:
 
 def read_graph(draft: Draft) -> SearchedGraph:
     """Make the problem of a draft whose kernels are chosen and whose nodes have no places."""
-    why = _find_wish(draft)
+    why = why_all_is_placed(draft)
     if why:
         return SearchedGraph(why=why)
     pools = DevicePools(draft)
@@ -59,30 +60,10 @@ def read_graph(draft: Draft) -> SearchedGraph:
     if why:
         return SearchedGraph(why=why)
     reader = _GraphReader(draft, pools)
-    why = reader.why_unpriced()
+    why = reader.why_unpriced() or reader.why_all_pinned()
     if why:
         return SearchedGraph(why=why)
     return SearchedGraph(problem=reader.make(), hosts=pools.host_names)
-
-
-def _find_wish(draft: Draft) -> str:
-    """The wish that says where nodes are; empty if there is none."""
-    placing = draft.placing
-    if placing.search == "off":
-        return "--search off"
-    if placing.inproc:
-        return "all is in this process (--inproc)"
-    if placing.workers != "auto":
-        return f"--workers {placing.workers} says where nodes are"
-    wishes: Mapping[str, object] = {
-        "--pin": placing.pin,
-        "--together": placing.together,
-        "--turns": placing.turns,
-        "--pin (hosts)": placing.hosts,
-        "a range of --replicas": placing.least,
-    }
-    asked = [flag for flag, wish in wishes.items() if wish]
-    return f"{', '.join(asked)} says where nodes are" if asked else ""
 
 
 class _GraphReader:
@@ -118,6 +99,15 @@ class _GraphReader:
                 return f"the size of the Model of {node.name} is not known"
         return "" if self._nodes else "no node of a Step computes with a Model"
 
+    def why_all_pinned(self) -> str:
+        """Why pins leave nothing to search; empty if they do not."""
+        placing, names = self._draft.placing, list(self._numbers)
+        if find_pinned_groups(placing, names) is None:
+            return "--pin has nodes on Workers of which others have some, not the first ones"
+        if all(name in placing.pin for name in names):
+            return "--pin says where nodes are"
+        return ""
+
     def make(self) -> Problem:
         """The problem."""
         draft = self._draft
@@ -127,15 +117,17 @@ class _GraphReader:
             if node.work == "train":
                 writers[model_of(node)] = self._numbers[node.name]
         searched: list[SearchedNode] = []
+        pinned_groups = find_pinned_groups(draft.placing, list(self._numbers)) or {}
         for node in self._nodes:
             above = ancestors[node.name]
             parents = sorted(self._numbers[name] for name in above if name in self._numbers)
-            searched.append(self._read_node(node, tuple(parents), writers))
+            read = self._read_node(node, tuple(parents), writers)
+            searched.append(replace(read, pinned=pinned_groups.get(node.name, ())))
         return Problem(
             nodes=tuple(searched),
             pools=self._pools.pools,
             lag=min((source.max_lag for source in draft.sources), default=0),
-            together=tuple(self._join_engines()),
+            together=tuple(self._join_nodes()),
             objective=draft.placing.objective,
             way=self._pools.way,
             turn_rate=self._find_turn_rate(),
@@ -145,11 +137,24 @@ class _GraphReader:
         pool = self._pools.pools[0]
         return self._rates.find_device(pool.kind, is_measured=False).host_link
 
-    def _join_engines(self) -> Iterator[frozenset[int]]:
-        for names in group_engine_nodes(self._draft):
-            members = frozenset(self._numbers[name] for name in names if name in self._numbers)
+    def _join_nodes(self) -> Iterator[frozenset[int]]:
+        """Nodes that have to share devices: of one engine, pinned to the same Workers, together."""
+        joined: list[set[str]] = []
+        by_workers: dict[Workers, list[str]] = {}
+        pinned_groups = find_pinned_groups(self._draft.placing, list(self._numbers)) or {}
+        for name, workers in pinned_groups.items():
+            by_workers.setdefault(workers, []).append(name)
+        groups = (
+            *group_engine_nodes(self._draft), *by_workers.values(), *self._draft.placing.together
+        )  # fmt: skip
+        for names in groups:
+            members = {name for name in names if name in self._numbers}
+            touched = [other for other in joined if not other.isdisjoint(members)]
+            joined = [other for other in joined if other.isdisjoint(members)]
+            joined.append(members.union(*touched))
+        for members in joined:
             if len(members) > 1:
-                yield members
+                yield frozenset(self._numbers[name] for name in members)
 
     def _read_node(
         self, node: PlannedNode, parents: tuple[int, ...], writers: Mapping[str, int]
@@ -201,17 +206,18 @@ class _GraphReader:
     def _read_axes(self, node: PlannedNode) -> Axes:
         draft, placing = self._draft, self._draft.placing
         trains, name = node.work == "train", node.name
+        pinned = len(placing.pin.get(name, ())) // count_worker_ranks(draft, node)
         shard: tuple[bool, ...] = (False,)
         offload: tuple[Offload, ...] = ("none",)
         if trains:
-            most, fixed = count_most_ranks(draft, node), placing.ranks.get(name, 0)
+            most, fixed = count_most_ranks(draft, node), pinned or placing.ranks.get(name, 0)
             if not has_side(draft, node):
                 shard = (True,) if placing.shard else (False, True)
             offload = ("none", "optimizer")
         else:
             works = tuple(self._work.list_works(node))
             most = 1 if why_one_replica(draft, node) else works[0].most.prompts
-            fixed = placing.replicas.get(name, 0)
+            fixed = pinned or placing.replicas.get(name, 0)
             if not why_weights_stay(draft, node):
                 offload = ("none", "weights")
         recompute = ("none", "layers") if trains and not has_side(draft, node) else ("none",)
@@ -230,8 +236,10 @@ class _GraphReader:
 
     def _list_tensor(self, node: PlannedNode) -> Iterator[int]:
         """Counts of ranks with a part of each matrix that the node can have."""
-        if node.name in self._draft.placing.tensor:
-            yield self._draft.placing.tensor[node.name]
+        placing = self._draft.placing
+        is_counted = node.name in placing.pin and not needs_of(self._draft.graph, node).tensor
+        if node.name in placing.tensor or is_counted:
+            yield placing.tensor.get(node.name, 1)
             return
         model = find_model(self._draft, node)
         key = (node.work, node.kernel, node.max_lag, model and replace(model, name=""))

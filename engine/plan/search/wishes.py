@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from engine.plan.cluster import Cluster
 from engine.plan.passes.place import MAIN, ROLLOUT, TRAIN
 from engine.plan.placement import Placing
+from engine.plan.search.asked_places import Workers, join_together
 from engine.plan.search.problem import DeviceGroup, Placement, PricedLayout, Problem
 
 
@@ -44,7 +45,8 @@ def make_wishes(
     return replace(
         placing,
         search="off",
-        pin=writer.pin,
+        pin={**placing.pin, **writer.pin},
+        together=join_together(placing, list(writer.pin)),
         tensor={**placing.tensor, **writer.tensor},
         turns=tuple(writer.turns),
         sharded=tuple(writer.sharded),
@@ -74,7 +76,7 @@ class _WishWriter:
     def name_groups(self) -> Iterator[tuple[str, DeviceGroup]]:
         """Yield each group with the name of its Workers."""
         nodes = self._problem.nodes
-        names: set[str] = set()
+        names = {worker for node in nodes for worker in node.pinned}
         trained = TRAIN if self._problem.lag else MAIN
         for group in sorted(self._placement.groups, key=lambda group: -group.members[-1]):
             members = [nodes[member] for member in group.members]
@@ -96,7 +98,7 @@ class _WishWriter:
         if plain and any(layouts[member].layout.inner > 1 for member in alone):
             return False
         workers = self._pin_members(plain, name)
-        engines: tuple[str, ...] = ()
+        engines: Workers = ()
         if alone:
             engine_name = f"{nodes[alone[0]].name}-engine" if plain else name
             engines = self._pin_members(alone, engine_name)
@@ -112,14 +114,15 @@ class _WishWriter:
         self.shares[group] = list(self._join_shares(shares, plain, width))
         return True
 
-    def _pin_members(self, members: Sequence[int], name: str) -> tuple[str, ...]:
+    def _pin_members(self, members: Sequence[int], name: str) -> Workers:
         """Pin nodes that use the same Workers; returns all of these."""
-        most: tuple[str, ...] = ()
+        most: Workers = ()
+        pinned = max((self._problem.nodes[member].pinned for member in members), key=len)
         for member in members:
             node, priced = self._problem.nodes[member], self._placement.layouts[member]
             layout = priced.layout
             count = layout.replicas * layout.data * layout.tensor
-            workers = (name, *(f"{name}-{index}" for index in range(1, count)))
+            workers = _name_workers(name, pinned, count)
             self.pin[node.name] = workers
             tensor = layout.tensor * layout.inner
             if tensor > 1:
@@ -140,6 +143,14 @@ class _WishWriter:
                 names += together
             count = min(widest, len(workers) - first)
             yield _Share(tuple(names), count * width)
+
+
+def _name_workers(name: str, pinned: Workers, count: int) -> Workers:
+    """So many Workers of a group: those that it was asked to have, then others by its name."""
+    if not pinned:
+        pinned = (name,)
+    more = (f"{name}-{index}" for index in range(len(pinned), count))
+    return (*pinned, *more)[:count]
 
 
 def _tensor_of(priced: PricedLayout) -> int:
