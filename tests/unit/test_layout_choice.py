@@ -68,6 +68,24 @@ def test_a_plan_uses_the_devices_that_pay(lag: int) -> None:
     assert any(note.startswith("layouts by search: a Step is ") for note in plan.notes)
 
 
+@pytest.mark.parametrize(("gib", "slots"), [(0.75, 128), (1, 256), (3, 512)])
+def test_rows_that_decode_at_once_are_as_many_as_pay_and_fit(gib: float, slots: int) -> None:
+    cluster = replace(ONE_HOST, gpus=(int(gib * GIB),) * 2)
+    plan = planned_on(cluster, grpo())
+    assert plan.node("rollout").layout.slots == slots
+    assert f"{slots} slots" in explain(plan)
+    asked = planned_on(cluster, grpo(), slots={"rollout": 64})
+    assert asked.node("rollout").layout.slots == 64
+
+
+def test_sharded_ranks_train_more_tokens_at_once_where_these_fit() -> None:
+    tokens: list[int] = []
+    for gib in (1, 3):
+        plan = planned_on(replace(ONE_HOST, gpus=(gib * GIB,) * 2), grpo())
+        tokens.append(plan.node("train_policy").layout.tokens)
+    assert tokens == [16384, 32768]
+
+
 def test_what_was_asked_for_is_kept() -> None:
     asked: dict[str, Any] = {"replicas": {"rollout": 3}, "ranks": {"train_policy": 2}}
     plan = planned_on(ONE_HOST, grpo(), **asked)

@@ -5,6 +5,7 @@ Owns: the words. Does not own: any number.
 
 from __future__ import annotations
 
+from dataflow.kernel import Layout
 from engine.plan.search.problem import DeviceGroup, Placement, PricedLayout, Problem
 
 
@@ -38,6 +39,11 @@ def describe_layout(priced: PricedLayout) -> str:
         text += f", recompute {layout.recompute}"
     if layout.offload != "none":
         text += f", offload {layout.offload}"
+    usual = Layout()
+    if layout.tokens != usual.tokens:
+        text += f", {layout.tokens} tokens at once"
+    if layout.slots != usual.slots:
+        text += f", {layout.slots} slots"
     return text
 
 

@@ -21,6 +21,8 @@ _WEIGHTS = "weights"
 _ALMOST = 1e-3
 """Of seconds: layouts that are no faster than this have to spare bytes."""
 
+_MUCH = 1 / 8
+"""Of a device's memory: what runs in less leaves nothing to spare."""
 _LEAST_GAIN = 0.03
 """Of seconds: what ranks that each keep a part of the state have to be worth, where all fit."""
 
@@ -35,7 +37,8 @@ class Axes:
     """What of a node's layout may be chosen. most: of its replicas, of a train node of its data
     ranks; fixed: how many it has, 0 where that is free. tensor: counts of ranks that have a part of
     each matrix; is_inner: whether the kernel runs these itself. shard, recompute, offload: the
-    choices of each, the first of which is preferred.
+    choices of each, the first of which is preferred. tokens, slots: the same, beside those of
+    `base`.
     """
 
     base: Layout
@@ -47,6 +50,8 @@ class Axes:
     shard: tuple[bool, ...] = (False,)
     recompute: tuple[Recompute, ...] = ("none",)
     offload: tuple[Offload, ...] = ("none",)
+    tokens: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
 
 
 class NodeLayouts:
@@ -73,6 +78,9 @@ class NodeLayouts:
         if useful < devices:
             return self.prices(pool, useful)
         priced = [self._price_on(pool, layout, devices) for layout in self._list(pool, devices)]
+        for usual in tuple(priced):
+            sized = self._list_sized(pool, usual)
+            priced += [self._price_on(pool, layout, devices) for layout in sized]
         priced.sort(key=_order_of)
         best: list[PricedLayout] = []
         for each in priced:
@@ -131,6 +139,21 @@ class NodeLayouts:
             for recompute in axes.recompute:
                 for offload in offloads:
                     yield replace(layout, shard=shard, recompute=recompute, offload=offload)
+
+    def _list_sized(self, pool: int, usual: PricedLayout) -> Iterator[Layout]:
+        """A layout with other sizes of what is computed at once: with smaller ones where this takes
+        much of a device's memory, with larger ones where there are so many rows, or where each
+        micro-batch brings weights.
+        """
+        layout, work = usual.layout, self._works[0]
+        takes_much = usual.running > _MUCH * self._pools[pool].memory
+        for tokens in self._axes.tokens:
+            if takes_much if tokens < layout.tokens else layout.shard:
+                yield replace(layout, tokens=tokens)
+        rows = work.rows // layout.replicas
+        for slots in self._axes.slots:
+            if takes_much if slots < layout.slots else rows > layout.slots:
+                yield replace(layout, slots=slots)
 
     def _price_on(self, pool: int, layout: Layout, devices: int) -> PricedLayout:
         # Of GPUs the layout says how many it uses; of cores others may be idle.

@@ -29,7 +29,7 @@ from engine.plan.passes.side_modules import has_side
 from engine.plan.passes.tensor import count_worker_ranks, find_tensor_problems
 from engine.plan.plan import PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
-from engine.plan.profiled_passes import samples_of
+from engine.plan.profiled_passes import kernel_family, samples_of
 from engine.plan.rates import Rates, correct_by_work
 from engine.plan.search.asked_places import Workers, find_pinned_groups, why_all_is_placed
 from engine.plan.search.device_pools import DevicePools
@@ -37,6 +37,9 @@ from engine.plan.search.layouts import Axes, NodeLayouts
 from engine.plan.search.problem import DevicePool, Problem, SearchedNode
 from engine.plan.waiting_weights import why_weights_stay
 
+_TOKENS = (32768, 8192, 4096)
+_SLOTS = (512, 128, 64)
+"""Beside those that nodes have by default."""
 _MOST_TENSOR = 64
 """Ranks that have a part of each matrix; more are never looked at."""
 
@@ -221,9 +224,10 @@ class _GraphReader:
             if not why_weights_stay(draft, node):
                 offload = ("none", "weights")
         recompute = ("none", "layers") if trains and not has_side(draft, node) else ("none",)
-        tokens = placing.microbatch.get(name, Layout().tokens)
+        asked_tokens, asked_slots = placing.microbatch.get(name), placing.slots.get(name)
+        base = Layout(tokens=asked_tokens or Layout().tokens, slots=asked_slots or Layout().slots)
         return Axes(
-            base=Layout(tokens=tokens),
+            base=base,
             trains=trains,
             most=max(most, fixed),
             fixed=fixed,
@@ -232,6 +236,8 @@ class _GraphReader:
             shard=shard,
             recompute=(placing.recompute[name],) if name in placing.recompute else recompute,
             offload=(placing.offload[name],) if name in placing.offload else offload,
+            tokens=() if asked_tokens or node.traits.generates else _TOKENS,
+            slots=() if asked_slots or not _has_slots(node) else _SLOTS,
         )
 
     def _list_tensor(self, node: PlannedNode) -> Iterator[int]:
@@ -291,6 +297,11 @@ class _Places:
 
     def place(self, pool: int, layout: Layout) -> tuple[Place, float]:
         return self.reader.find_place(self.node, self.model, pool, layout)
+
+
+def _has_slots(node: PlannedNode) -> bool:
+    """Whether its replicas decode rows by themselves; an engine's memory is what it is granted."""
+    return node.traits.generates and kernel_family(node) == "torch"
 
 
 def _is_searched(node: PlannedNode) -> bool:

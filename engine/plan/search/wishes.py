@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dataflow.kernel import Layout
 from engine.plan.cluster import Cluster
 from engine.plan.passes.place import MAIN, ROLLOUT, TRAIN
 from engine.plan.placement import Placing
@@ -48,6 +49,8 @@ def make_wishes(
         pin={**placing.pin, **writer.pin},
         together=join_together(placing, list(writer.pin)),
         tensor={**placing.tensor, **writer.tensor},
+        microbatch={**placing.microbatch, **writer.microbatch},
+        slots={**placing.slots, **writer.slots},
         turns=tuple(writer.turns),
         sharded=tuple(writer.sharded),
         hosts=host_by_worker,
@@ -70,6 +73,8 @@ class _WishWriter:
         self.pin: dict[str, tuple[str, ...]] = {}
         self.tensor: dict[str, int] = {}
         self.turns: list[tuple[str, ...]] = []
+        self.microbatch: dict[str, int] = {}
+        self.slots: dict[str, int] = {}
         self.sharded: list[str] = []
         self.shares: dict[DeviceGroup, list[_Share]] = {}
 
@@ -127,6 +132,10 @@ class _WishWriter:
             tensor = layout.tensor * layout.inner
             if tensor > 1:
                 self.tensor[node.name] = tensor
+            if layout.tokens != Layout().tokens:
+                self.microbatch[node.name] = layout.tokens
+            if layout.slots != Layout().slots:
+                self.slots[node.name] = layout.slots
             if layout.shard:
                 self.sharded.append(node.name)
             most = max(most, workers, key=len)
