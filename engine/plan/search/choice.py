@@ -27,6 +27,7 @@ from engine.plan.search.groupings import (
     list_steps,
     relieve,
 )
+from engine.plan.search.grown_starts import grow_groupings
 from engine.plan.search.list_starts import list_starts
 from engine.plan.search.problem import Members, Placement, Problem
 
@@ -51,11 +52,13 @@ _IDLEST = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """groupings: the most that are all tried; 0: none are. priced: placements after which no
-    further step is taken; of many nodes fewer, as each takes longer.
+    further step is taken; of many nodes fewer, as each takes longer. grown: partial groupings that are
+    priced where nodes are placed one after another.
     """
 
     groupings: int = 4000
     priced: int = 20_000
+    grown: int = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class _Search:
             self._try(grouping, 1.0)
         is_complete = len(self._units) <= _HEAVY and bool(self._placements)
         if not is_complete:
-            for grouping in list_starts(self._problem, self._division, self._units):
+            for grouping in self._list_begun():
                 self._try(grouping, _WORSE)
             self._lead_on()
         placements = list(self._placements.values())
@@ -100,6 +103,13 @@ class _Search:
             unfit=placements.count(None),
             priced=self._division.count,
         )
+
+    def _list_begun(self) -> Iterator[Grouping]:
+        """Groupings from which steps may lead on."""
+        yield from list_starts(self._problem, self._division, self._units)
+        if len(self._units) <= _FEW_NODES:
+            order = sorted(self._units, key=lambda unit: -self._weigh(unit))
+            yield from grow_groupings(self._division, order, self._limits.grown)
 
     def _list_heavy(self) -> Iterator[Grouping]:
         """Every grouping of the heaviest units, where these are few; the others ride."""

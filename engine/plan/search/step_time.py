@@ -34,11 +34,11 @@ class PlacementTimes:
         """Seconds of a Step."""
         if grouping is not self._grouping:
             self._read(grouping)
-        seconds = [0.0] * len(self._members)
+        seconds = [0.0] * len(self._group_of)
         in_order = chain.from_iterable([price.seconds for price in prices])
         for member, taken in zip(self._members, in_order, strict=True):
             seconds[member] = taken
-        way = self._schedule(seconds, len(grouping))
+        way = self._schedule(seconds, len(grouping) + len(seconds))
         way += max(self._fetching.values(), default=0.0)
         lag = self._problem.lag
         return max(self.busiest(grouping, prices), way / (1 + lag)) if lag else way
@@ -53,8 +53,11 @@ class PlacementTimes:
         return busiest
 
     def _read(self, grouping: Sequence[Members]) -> None:
-        """Note the group of each node; many divisions of one grouping are timed."""
-        group_of = [0] * len(self._problem.nodes)
+        """Note the group of each node; many divisions of one grouping are timed. A node that is in
+        no group takes no time, and waits for no group.
+        """
+        nodes = len(self._problem.nodes)
+        group_of = list(range(len(grouping), len(grouping) + nodes))
         for number, group in enumerate(grouping):
             for member in group.members:
                 group_of[member] = number
@@ -91,7 +94,7 @@ class PlacementTimes:
         for member in self._readers:
             node = self._problem.nodes[member]
             reader, writer = self._group_of[member], self._group_of[node.writer]
-            if reader != writer:
+            if reader != writer and max(reader, writer) < len(self._grouping):
                 pools = self._grouping[writer].pool, self._grouping[reader].pool
                 models[reader, node.writer] = self._problem.way(*pools, node.version)
         fetching: dict[int, float] = {}
