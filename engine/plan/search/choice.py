@@ -4,9 +4,10 @@ Owns: what is tried, in which order, and when it ends; what fell out. Does not o
 (group_price.py, step_time.py), devices of groups (division.py).
 
 Every grouping of the nodes that take most is tried while these are few; the light ones ride with a
-node of their Model, else with one whose rows they read. From the best of these, and from lists in
-which each node joins the group that is free first, steps lead on for as long as a Step becomes
-shorter. The search counts what it prices and knows no clock, so that it finds the same everywhere.
+node of their Model, else with one whose rows they read. From the best of these, from lists in which
+each node joins the group that is free first, and from groupings that grow node by node, steps lead
+on for as long as a Step becomes shorter. The search counts what it prices and knows no clock, so
+that it finds the same everywhere.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ _IDLEST = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """groupings: the most that are all tried; 0: none are. priced: placements after which no
-    further step is taken; of many nodes fewer, as each takes longer. grown: partial groupings that are
-    priced where nodes are placed one after another.
+    further step is taken; of many nodes fewer, as each takes longer. grown: partial groupings that
+    are priced where nodes are placed one after another.
     """
 
     groupings: int = 4000

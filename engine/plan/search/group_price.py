@@ -27,9 +27,9 @@ _MOST_COMBINATIONS = 4096
 
 @dataclass(frozen=True, slots=True)
 class GroupPrice:
-    """layouts, seconds: of each member, in its order; each has its part of `turns`, in which weights
-    come and go. busy: seconds of all in a Step, one after another. waiting: bytes in host memory,
-    of all devices.
+    """layouts, seconds: of each member, in its order; each has its part of `turns`, in which
+    weights come and go. busy: seconds of all in a Step, one after another. waiting: bytes in host
+    memory, of all devices; 0 where that has no bound.
     """
 
     layouts: tuple[PricedLayout, ...]
@@ -86,7 +86,7 @@ class GroupPrices:
             choices.append((prices or node.prices)(pool, devices))
         if not all(choices):
             return None
-        layouts = self._choose(members, pool, devices, choices)
+        layouts = self._choose(members, pool, choices)
         if layouts is None:
             return None
         turns = self._turn_seconds(members, layouts)
@@ -94,28 +94,26 @@ class GroupPrices:
         busy = turns + sum(seconds)
         if turns:
             seconds = tuple(taken + turns / len(members) for taken in seconds)
-        waiting = devices * self._need_on_host(members, layouts)
+        waiting = 0
+        if self._problem.pools[pool].host_memory:
+            waiting = self._need_on_hosts(members, layouts)
         return GroupPrice(layouts, seconds, busy, turns, waiting)
 
     def _choose(
-        self,
-        members: tuple[int, ...],
-        pool: int,
-        devices: int,
-        choices: Sequence[Sequence[PricedLayout]],
+        self, members: tuple[int, ...], pool: int, choices: Sequence[Sequence[PricedLayout]]
     ) -> tuple[PricedLayout, ...] | None:
         """The layouts that take the least seconds and fit."""
         fastest = tuple(each[0] for each in choices)
-        if self._fits(members, pool, devices, fastest):
+        if self._fits(members, pool, fastest):
             return fastest
         smallest = [min(each, key=_bytes_of) for each in choices]
         if len(members) * prod(map(len, choices)) > _MOST_COMBINATIONS:
-            return self._grow(members, pool, devices, choices, smallest)
+            return self._grow(members, pool, choices, smallest)
         best: tuple[PricedLayout, ...] | None = None
         best_seconds = float("inf")
         for layouts in itertools.product(*choices):
             seconds = sum(map(_seconds_of, layouts))
-            if seconds < best_seconds and self._fits(members, pool, devices, layouts):
+            if seconds < best_seconds and self._fits(members, pool, layouts):
                 best, best_seconds = layouts, seconds
         return best
 
@@ -123,7 +121,6 @@ class GroupPrices:
         self,
         members: tuple[int, ...],
         pool: int,
-        devices: int,
         choices: Sequence[Sequence[PricedLayout]],
         smallest: Sequence[PricedLayout],
     ) -> tuple[PricedLayout, ...] | None:
@@ -131,7 +128,7 @@ class GroupPrices:
         gain most for their bytes, as long as all fit.
         """
         present = list(smallest)
-        if not self._fits(members, pool, devices, present):
+        if not self._fits(members, pool, present):
             return None
         gains: list[tuple[float, int, PricedLayout]] = []
         for index, (slowest, layouts) in enumerate(zip(smallest, choices, strict=True)):
@@ -145,25 +142,18 @@ class GroupPrices:
             before = present[index]
             if priced.seconds < before.seconds:
                 present[index] = priced
-                if not self._fits(members, pool, devices, present):
+                if not self._fits(members, pool, present):
                     present[index] = before
         return tuple(present)
 
-    def _fits(
-        self,
-        members: tuple[int, ...],
-        pool: int,
-        devices: int,
-        layouts: Sequence[PricedLayout],
-    ) -> bool:
+    def _fits(self, members: tuple[int, ...], pool: int, layouts: Sequence[PricedLayout]) -> bool:
         room = self._problem.pools[pool]
         if self._need(members, layouts) > room.memory:
             return False
         if not room.host_memory:
             return True
-        # A group may have the memory of hosts beside those of its devices.
-        on_hosts = room.devices * room.host_memory
-        return devices * self._need_on_host(members, layouts) <= on_hosts
+        # A group may have more of a host's memory than its devices' part of it.
+        return self._need_on_hosts(members, layouts) <= room.devices * room.host_memory
 
     def _need(self, members: tuple[int, ...], layouts: Sequence[PricedLayout]) -> int:
         """Bytes of each device: of the Worker that needs most, as the others sleep then."""
@@ -180,21 +170,23 @@ class GroupPrices:
             running = max(running, priced.running)
         return max(alone, sum(weights.values()) + lasting + running)
 
-    def _need_on_host(self, members: tuple[int, ...], layouts: Sequence[PricedLayout]) -> int:
-        """Bytes that each device leaves in host memory: what always waits there, and what lasts
-        of Workers that take turns, which goes there while they sleep.
+    def _need_on_hosts(self, members: tuple[int, ...], layouts: Sequence[PricedLayout]) -> int:
+        """Bytes that all devices leave in host memory: what always waits there, and what lasts of
+        Workers that take turns, which goes there while they sleep. They do so one with another.
         """
-        nodes, takes_turns = self._problem.nodes, self._takes_turns(members)
+        widths = {True: 0, False: 0}
+        for member, priced in zip(members, layouts, strict=True):
+            is_alone = self._problem.nodes[member].is_alone
+            widths[is_alone] = max(widths[is_alone], priced.devices)
+        pairs = min(widths.values())
         shared: dict[object, int] = {}
         lasting = 0
         for member, priced in zip(members, layouts, strict=True):
-            node = nodes[member]
-            size = priced.waiting
-            if takes_turns:
-                size += priced.weights
-                lasting += priced.lasting
+            node, asleep = self._problem.nodes[member], min(pairs, priced.devices)
+            size = priced.waiting * priced.devices + priced.weights * asleep
             key = (node.model, priced.part, node.is_alone)
             shared[key] = max(size, shared.get(key, 0))
+            lasting += priced.lasting * asleep
         return sum(shared.values()) + lasting
 
     def _takes_turns(self, members: tuple[int, ...]) -> bool:
