@@ -53,13 +53,13 @@ _IDLEST = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """groupings: the most that are all tried; 0: none are. priced: placements after which no
-    further step is taken; of many nodes fewer, as each takes longer. grown: partial groupings that
-    are priced where nodes are placed one after another.
+    further step is taken; of many nodes fewer, as each takes longer. grown: placements that are
+    priced while groupings grow.
     """
 
     groupings: int = 4000
     priced: int = 20_000
-    grown: int = 2000
+    grown: int = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

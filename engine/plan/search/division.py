@@ -94,12 +94,14 @@ class Division:
 
     def least_score(self, grouping: Sequence[Members]) -> float:
         """Seconds, or cost, of a Step of the nodes in these groups alone, which need not be all;
-        infinite where these do not fit.
+        infinite where these do not fit. Where there are many divisions, that of the bisection.
         """
-        sizes = self._choose_sizes(grouping)
+        sizes = self._choose_sizes(grouping, improves=False)
         return float("inf") if sizes is None else self._score(grouping, sizes)
 
-    def _choose_sizes(self, grouping: Sequence[Members]) -> list[_Size] | None:
+    def _choose_sizes(
+        self, grouping: Sequence[Members], *, improves: bool = True
+    ) -> list[_Size] | None:
         """What each group has in the best division; None where they do not fit."""
         curves = [self.curve(members) for members in grouping]
         if not all(curves) or not self._have_devices(grouping, [curve[0] for curve in curves]):
@@ -110,7 +112,7 @@ class Division:
             sizes = self._begin(grouping, curves)
             if few and not self._is_least(grouping, sizes):
                 sizes = None
-            elif not few and len(grouping) < _MANY_GROUPS:
+            elif not few and improves and len(grouping) < _MANY_GROUPS:
                 sizes = self._improve(grouping, curves, sizes)
         if sizes is None:
             sizes = self._try_all(grouping, curves)

@@ -17,26 +17,30 @@ from engine.plan.search.division import Division
 from engine.plan.search.groupings import Grouping, arrange, join_members
 from engine.plan.search.problem import Members
 
-_GROUPS = 4
-"""That a grouping has, about."""
-_LEAST_WIDTH = 4
+_LEAST_WIDTH, _MOST_WIDTH = 4, 40
+"""Partial groupings that go on."""
 
 
 def grow_groupings(
     division: Division, units: Sequence[tuple[int, ...]], most: int
 ) -> Iterator[Grouping]:
-    """Yield whole groupings. units: in the order in which they are placed. most: partial groupings
-    that are priced, about.
+    """Yield whole groupings. units: in the order in which they are placed. most: placements that
+    are priced on the way, about: the more a partial grouping needs, the fewer go on.
     """
     pools = len(division.problem.pools)
-    width = max(_LEAST_WIDTH, most // (len(units) * (_GROUPS + pools)))
+    begun = division.count
     partial: list[Grouping] = [()]
-    for unit in units[:-1]:
+    for placed, unit in enumerate(units[:-1], start=1):
+        before = division.count
         scored: list[tuple[float, int, Grouping]] = []
         for grouping in _place_next(partial, unit, pools):
             score = division.least_score(grouping)
             if score < float("inf"):
                 scored.append((score, len(scored), grouping))
+        # Each that goes on is priced as often as one did here, in each place.
+        need = max(1, division.count - before) / max(1, len(partial))
+        remaining = (most - (division.count - begun)) / (len(units) - placed)
+        width = min(_MOST_WIDTH, max(_LEAST_WIDTH, int(remaining / need)))
         partial = [grouping for _, _, grouping in heapq.nsmallest(width, scored)]
     yield from _place_next(partial, units[-1], pools)
 
