@@ -134,6 +134,19 @@ def make_problem(seed: int, nodes: int, *, most_devices: int = 16) -> Problem:
     )
 
 
+def let_sleep(problem: Problem, seed: int) -> Problem:
+    """The problem with generations that have Workers of their own, on hosts with so little memory
+    that not all that sleeps there fits.
+    """
+    draw = Random(seed)
+    nodes = [replace(node, is_alone=node.name.startswith("decode")) for node in problem.nodes]
+    pools: list[DevicePool] = []
+    for pool in problem.pools:
+        host_memory = int(pool.memory * draw.uniform(0.1, 0.8))
+        pools.append(replace(pool, host_memory=host_memory))
+    return replace(problem, nodes=tuple(nodes), pools=tuple(pools))
+
+
 def make_large_problem(kinds: Sequence[str], lag: int, nodes: int, devices: int) -> Problem:
     """A graph of so many nodes, each with a Model of its own: eight train, the others generate and
     read in turns. Some nodes have equal work, as nodes that read the same rows do.
@@ -172,6 +185,24 @@ def exhaust(problem: Problem, known: float = float("inf")) -> float:
     return exhaustion.best
 
 
+class _Free:
+    """Devices and bytes of hosts, of each pool, that no group has."""
+
+    def __init__(self, devices: Sequence[int], on_hosts: Sequence[int]) -> None:
+        self._devices, self._on_hosts = devices, on_hosts
+
+    def without(self, pool: int, count: int, size: int) -> _Free | None:
+        """What remains; None where there is not as much. Where hosts have no bound, no price has
+        bytes there.
+        """
+        devices, on_hosts = [*self._devices], [*self._on_hosts]
+        devices[pool] -= count
+        on_hosts[pool] -= size
+        if devices[pool] < 0 or on_hosts[pool] < 0:
+            return None
+        return _Free(devices, on_hosts)
+
+
 class _Exhaustion:
     """Branches on the devices of one group after another, and leaves out what is no shorter even
     if all groups to come were as fast as they can be.
@@ -195,14 +226,15 @@ class _Exhaustion:
             tables.append(table)
         fastest = [min((p for _, p in table), key=lambda p: p.busy) for table in tables]
         free = [pool.devices for pool in self._problem.pools]
-        self._branch(grouping, tables, fastest, free, 0)
+        on_hosts = [pool.devices * pool.host_memory for pool in self._problem.pools]
+        self._branch(grouping, tables, fastest, _Free(free, on_hosts), 0)
 
     def _branch(
         self,
         groups: Grouping,
         tables: Sequence[Table],
         prices: list[GroupPrice],
-        free: list[int],
+        free: _Free,
         place: int,
     ) -> None:
         """prices: of groups before `place` as chosen, of others the least."""
@@ -214,8 +246,7 @@ class _Exhaustion:
             return
         pool = groups[place].pool
         for count, price in tables[place]:
-            if count <= free[pool]:
-                remaining = [*free]
-                remaining[pool] -= count
+            remaining = free.without(pool, count, price.waiting)
+            if remaining is not None:
                 chosen = [*prices[:place], price, *prices[place + 1 :]]
                 self._branch(groups, tables, chosen, remaining, place + 1)

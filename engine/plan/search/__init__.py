@@ -14,6 +14,6 @@ or by a test. What leaves: the best few placements, as wishes that the rule of p
     wishes.py       a placement as wishes
     searched_graph.py, device_pools.py  what is searched of a graph on a cluster
     bounds.py       a placement in words
-    list_starts.py  placements to begin with
+    list_starts.py, grown_starts.py  placements to begin with
     equal_finish.py loads of unlike Workers that end together
 """

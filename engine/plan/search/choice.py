@@ -4,9 +4,10 @@ Owns: what is tried, in which order, and when it ends; what fell out. Does not o
 (group_price.py, step_time.py), devices of groups (division.py).
 
 Every grouping of the nodes that take most is tried while these are few; the light ones ride with a
-node of their Model, else with one whose rows they read. From the best of these, and from lists in
-which each node joins the group that is free first, steps lead on for as long as a Step becomes
-shorter. The search counts what it prices and knows no clock, so that it finds the same everywhere.
+node of their Model, else with one whose rows they read. From the best of these, from lists in which
+each node joins the group that is free first, and from groupings that grow node by node, steps lead
+on for as long as a Step becomes shorter. The search counts what it prices and knows no clock, so
+that it finds the same everywhere.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.plan.search.groupings import (
     list_steps,
     relieve,
 )
+from engine.plan.search.grown_starts import grow_groupings
 from engine.plan.search.list_starts import list_starts
 from engine.plan.search.problem import Members, Placement, Problem
 
@@ -51,11 +53,13 @@ _IDLEST = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """groupings: the most that are all tried; 0: none are. priced: placements after which no
-    further step is taken; of many nodes fewer, as each takes longer.
+    further step is taken; of many nodes fewer, as each takes longer. grown: placements that are
+    priced while groupings grow.
     """
 
     groupings: int = 4000
     priced: int = 20_000
+    grown: int = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class _Search:
             self._try(grouping, 1.0)
         is_complete = len(self._units) <= _HEAVY and bool(self._placements)
         if not is_complete:
-            for grouping in list_starts(self._problem, self._division, self._units):
+            for grouping in self._list_begun():
                 self._try(grouping, _WORSE)
             self._lead_on()
         placements = list(self._placements.values())
@@ -100,6 +104,13 @@ class _Search:
             unfit=placements.count(None),
             priced=self._division.count,
         )
+
+    def _list_begun(self) -> Iterator[Grouping]:
+        """Groupings from which steps may lead on."""
+        yield from list_starts(self._problem, self._division, self._units)
+        if len(self._units) <= _FEW_NODES:
+            order = sorted(self._units, key=lambda unit: -self._weigh(unit))
+            yield from grow_groupings(self._division, order, self._limits.grown)
 
     def _list_heavy(self) -> Iterator[Grouping]:
         """Every grouping of the heaviest units, where these are few; the others ride."""

@@ -98,6 +98,7 @@ def _make_pool(hosts: Sequence[Host]) -> DevicePool:
             devices=devices,
             per_host=min(counts),
             memory=min(memories),
+            host_memory=sum(host.memory for host in hosts) // devices,
             price=sum(host.price for host in hosts) / devices,
         )
     return DevicePool(

@@ -54,16 +54,22 @@ class Division:
         """Placements that were priced."""
         self._sizes = [list(_list_sizes(pool.devices, pool.per_host)) for pool in problem.pools]
         self._curves: dict[Members, list[_Size]] = {}
+        self._alike: dict[tuple[object, ...], list[_Size]] = {}
+        """Curves of groups whose members are alike."""
 
     def curve(self, members: Members) -> list[_Size]:
         """The numbers of devices that are worth having, ascending; empty where none fits."""
-        if members not in self._curves:
-            self._curves[members] = list(self._find_curve(members))
-        return self._curves[members]
+        curve = self._curves.get(members)
+        if curve is None:
+            most = max(self.problem.nodes[member].most for member in members.members)
+            key = (self.prices.signature(members.members), members.pool, most)
+            if key not in self._alike:
+                self._alike[key] = list(self._find_curve(members, most))
+            curve = self._curves[members] = self._alike[key]
+        return curve
 
-    def _find_curve(self, members: Members) -> Iterator[_Size]:
+    def _find_curve(self, members: Members, most: int) -> Iterator[_Size]:
         fastest = float("inf")
-        most = max(self.problem.nodes[member].most for member in members.members)
         for devices in self._sizes[members.pool]:
             price = self.prices.price(members.members, members.pool, devices)
             if price is not None and price.busy < fastest * (1.0 - _LEAST_GAIN):
@@ -83,20 +89,46 @@ class Division:
 
     def divide(self, grouping: Sequence[Members]) -> Placement | None:
         """The best division; None where the groups do not fit."""
+        sizes = self._choose_sizes(grouping)
+        return None if sizes is None else self._make(grouping, sizes)
+
+    def least_score(self, grouping: Sequence[Members]) -> float:
+        """Seconds, or cost, of a Step of the nodes in these groups alone, which need not be all;
+        infinite where these do not fit. Where there are many divisions, that of the bisection.
+        """
+        sizes = self._choose_sizes(grouping, improves=False)
+        return float("inf") if sizes is None else self._score(grouping, sizes)
+
+    def _choose_sizes(
+        self, grouping: Sequence[Members], *, improves: bool = True
+    ) -> list[_Size] | None:
+        """What each group has in the best division; None where they do not fit."""
         curves = [self.curve(members) for members in grouping]
-        if not all(curves) or not self._fits(grouping, [curve[0] for curve in curves]):
+        if not all(curves) or not self._have_devices(grouping, [curve[0] for curve in curves]):
             return None
-        if prod(map(len, curves)) <= _MOST_DIVISIONS:
-            sizes = self._try_all(grouping, curves)
-        else:
+        sizes: list[_Size] | None = None
+        few = prod(map(len, curves)) <= _MOST_DIVISIONS
+        if not few or self.problem.lag:
             sizes = self._begin(grouping, curves)
-            if len(grouping) < _MANY_GROUPS:
+            if few and not self._is_least(grouping, sizes):
+                sizes = None
+            elif not few and improves and len(grouping) < _MANY_GROUPS:
                 sizes = self._improve(grouping, curves, sizes)
-        return self._make(grouping, sizes)
+        if sizes is None:
+            sizes = self._try_all(grouping, curves)
+        return sizes if self._fits(grouping, sizes) else None
+
+    def _is_least(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> bool:
+        """Whether a Step is as long as the slowest group of a bisection, and so as short as any."""
+        if self.problem.objective == "cost" or not self._fits(grouping, sizes):
+            return False
+        return self._seconds(grouping, sizes) <= max(size.price.busy for size in sizes)
 
     def _begin(self, grouping: Sequence[Members], curves: Sequence[list[_Size]]) -> list[_Size]:
         """The division that is exact with a lag and falling curves."""
-        targets = sorted({size.price.busy for size in itertools.chain.from_iterable(curves)})
+        # Groups that are alike have one curve.
+        distinct = {id(curve): curve for curve in curves}.values()
+        targets = sorted({size.price.busy for size in itertools.chain.from_iterable(distinct)})
         sizes = [curve[0] for curve in curves]
         low, high = 0, len(targets) - 1
         best = float("inf")
@@ -155,6 +187,18 @@ class Division:
         return sizes
 
     def _fits(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> bool:
+        """Whether there are as many devices, and as much memory of hosts."""
+        if not self._have_devices(grouping, sizes):
+            return False
+        waiting = [0] * len(self.problem.pools)
+        for members, size in zip(grouping, sizes, strict=True):
+            waiting[members.pool] += size.price.waiting
+        for pool, size_on_hosts in zip(self.problem.pools, waiting, strict=True):
+            if pool.host_memory and size_on_hosts > pool.devices * pool.host_memory:
+                return False
+        return True
+
+    def _have_devices(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> bool:
         free = [pool.devices for pool in self.problem.pools]
         for members, size in zip(grouping, sizes, strict=True):
             free[members.pool] -= size.devices
@@ -215,13 +259,21 @@ def _list_sizes(devices: int, per_host: int) -> Iterator[int]:
 def _sizes_for(curves: Sequence[list[_Size]], target: float) -> list[_Size] | None:
     """The fewest devices of each group with which it takes no longer than `target` seconds."""
     sizes: list[_Size] = []
+    size_of: dict[int, _Size] = {}
     for curve in curves:
-        # Seconds fall along a curve.
-        index = bisect_left(curve, -target, key=lambda size: -size.price.busy)
-        if index == len(curve):
-            return None
-        sizes.append(curve[index])
+        size = size_of.get(id(curve))
+        if size is None:
+            # Seconds fall along a curve.
+            index = bisect_left(curve, -target, key=_negative_busy)
+            if index == len(curve):
+                return None
+            size = size_of[id(curve)] = curve[index]
+        sizes.append(size)
     return sizes
+
+
+def _negative_busy(size: _Size) -> float:
+    return -size.price.busy
 
 
 def _neighbours(

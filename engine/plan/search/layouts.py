@@ -188,12 +188,12 @@ def _sum_parts(
     is_on_gpu: bool,
 ) -> PricedLayout:
     """share: ranks of a device."""
-    lasting = running = weights = 0
+    lasting = running = weights = waiting = 0
     for part, size in parts.items():
         size = int(size * share)
         if is_on_gpu and part in HOST_PARTS:
-            continue  # the check of the whole plan looks at the host's memory
-        if part == _WEIGHTS:
+            waiting += size
+        elif part == _WEIGHTS:
             weights = size
         elif part in LASTING:
             lasting += size
@@ -207,6 +207,7 @@ def _sum_parts(
         weights=weights,
         lasting=lasting,
         running=running,
+        waiting=waiting,
     )
 
 

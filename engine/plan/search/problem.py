@@ -15,7 +15,8 @@ from engine.plan.placement import Objective
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePool:
     """Devices of one kind: GPUs, or a host's cores. per_host: of a host; tensor ranks stay within
-    one. memory: bytes of each. price: of one for an hour; 0 where it is not known.
+    one. memory: bytes of each. price: of one for an hour; 0 where it is not known. host_memory:
+    bytes of a host for each of its devices; 0 where there is no bound.
     """
 
     kind: str
@@ -24,13 +25,15 @@ class DevicePool:
     memory: int
     price: float = 0.0
     is_gpu: bool = True
+    host_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLayout:
     """A layout of a node, and what it costs. devices: that it uses. seconds: of a Step. Bytes of
     each device: weights, which nodes of one Model and one `part` have once; lasting, all else that
-    stays between calls; running, what is there while it runs.
+    stays between calls; running, what is there while it runs; waiting, what it always has in host
+    memory.
     """
 
     layout: Layout
@@ -40,6 +43,7 @@ class PricedLayout:
     weights: int = 0
     lasting: int = 0
     running: int = 0
+    waiting: int = 0
 
 
 LayoutPrices = Callable[[int, int], Sequence[PricedLayout]]

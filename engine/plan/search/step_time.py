@@ -32,29 +32,32 @@ class PlacementTimes:
 
     def seconds(self, grouping: Sequence[Members], prices: Sequence[GroupPrice]) -> float:
         """Seconds of a Step."""
-        problem = self._problem
         if grouping is not self._grouping:
             self._read(grouping)
-        seconds = [0.0] * len(problem.nodes)
-        in_order = chain.from_iterable(price.seconds for price in prices)
+        seconds = [0.0] * len(self._group_of)
+        in_order = chain.from_iterable([price.seconds for price in prices])
         for member, taken in zip(self._members, in_order, strict=True):
             seconds[member] = taken
-        for group, price in zip(grouping, prices, strict=True):
-            if price.turns:
-                for member in group.members:
-                    seconds[member] += price.turns / len(group.members)
-        way = self._schedule(seconds, len(grouping))
+        way = self._schedule(seconds, len(grouping) + len(seconds))
         way += max(self._fetching.values(), default=0.0)
-        if not problem.lag:
-            return way
-        busiest = max(price.busy for price in prices)
+        lag = self._problem.lag
+        return max(self.busiest(grouping, prices), way / (1 + lag)) if lag else way
+
+    def busiest(self, grouping: Sequence[Members], prices: Sequence[GroupPrice]) -> float:
+        """Seconds of the group that takes longest, with those in which it takes in weights."""
+        if grouping is not self._grouping:
+            self._read(grouping)
+        busiest = max([price.busy for price in prices])
         for number, fetched in self._fetching.items():
             busiest = max(busiest, prices[number].busy + fetched)
-        return max(busiest, way / (1 + problem.lag))
+        return busiest
 
     def _read(self, grouping: Sequence[Members]) -> None:
-        """Note the group of each node; many divisions of one grouping are timed."""
-        group_of = [0] * len(self._problem.nodes)
+        """Note the group of each node; many divisions of one grouping are timed. A node that is in
+        no group takes no time, and waits for no group.
+        """
+        nodes = len(self._problem.nodes)
+        group_of = list(range(len(grouping), len(grouping) + nodes))
         for number, group in enumerate(grouping):
             for member in group.members:
                 group_of[member] = number
@@ -67,6 +70,8 @@ class PlacementTimes:
         free = [0.0] * group_count
         ends: list[float] = []
         last = 0.0
+        add_end = ends.append
+        # One turn of this loop for each node of each placement: it is what a search takes.
         for group, parents, taken in zip(self._group_of, self._parents, seconds, strict=True):
             begin = free[group]
             if parents is None:
@@ -76,11 +81,11 @@ class PlacementTimes:
                 for parent in parents:
                     if ends[parent] > begin:
                         begin = ends[parent]
-            end = begin + taken
-            ends.append(end)
-            free[group] = end
-            if end > last:
-                last = end
+            begin += taken
+            add_end(begin)
+            free[group] = begin
+            if begin > last:
+                last = begin
         return last
 
     def _time_fetching(self) -> dict[int, float]:
@@ -89,7 +94,7 @@ class PlacementTimes:
         for member in self._readers:
             node = self._problem.nodes[member]
             reader, writer = self._group_of[member], self._group_of[node.writer]
-            if reader != writer:
+            if reader != writer and max(reader, writer) < len(self._grouping):
                 pools = self._grouping[writer].pool, self._grouping[reader].pool
                 models[reader, node.writer] = self._problem.way(*pools, node.version)
         fetching: dict[int, float] = {}
