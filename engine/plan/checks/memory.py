@@ -22,7 +22,6 @@ from engine.plan.worker_index import (
     Group,
     nodes_by_worker,
     share_versions,
-    turns_by_worker,
     workers_by_host,
 )
 from engine.plan.worker_peaks import shared_process_bytes
@@ -89,7 +88,7 @@ class _UsedHost(NamedTuple):
 
 
 def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
-    nodes_on, turns = nodes_by_worker(decided.nodes), turns_by_worker(decided.turns)
+    nodes_on, turns = nodes_by_worker(decided.nodes), decided.turns_by_worker
     for host, workers in workers_by_host(decided, decided.workers).items():
         nodes: dict[str, list[PlannedNode]] = {}
         for worker in workers:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from engine.plan.draft import Draft
 from engine.plan.passes.place import find_ancestors
 from engine.plan.plan import PlannedNode
-from engine.plan.worker_index import turns_by_worker, workers_by_host
+from engine.plan.worker_index import workers_by_host
 
 
 def share_cores(draft: Draft) -> Draft:
@@ -104,7 +104,7 @@ def _find_concurrent(
 
 def _count_at_once(draft: Draft, concurrent: Iterable[str]) -> dict[str, int]:
     """How many of these Workers compute at once on each host; a group that takes turns is one."""
-    turns = turns_by_worker(draft.turns)
+    turns = draft.turns_by_worker
     counts: dict[str, int] = {}
     for host, workers in workers_by_host(draft, concurrent).items():
         units = {turns.get(worker, worker) for worker in workers}
