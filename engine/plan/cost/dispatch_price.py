@@ -74,7 +74,7 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _DrawnAnswers:
+class DrawnAnswers:
     """Of one Step: tokens of each answer, int64 [prompts, samples], and what is expected of those
     of each prompt, int64 [prompts]; by_chance: the same of another prompt.
     """
@@ -84,7 +84,7 @@ class _DrawnAnswers:
     by_chance: np.ndarray
 
 
-def _draw_answers(dealt: _AlikeAnswers, seed: int) -> _DrawnAnswers:
+def _draw_answers(dealt: AlikeAnswers, seed: int) -> DrawnAnswers:
     keys = Keys.of(range(dealt.prompts))
     of_prompts = uniform(row_seeds(seed, "prompt", keys), 0)
     of_answers = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
@@ -92,7 +92,7 @@ def _draw_answers(dealt: _AlikeAnswers, seed: int) -> _DrawnAnswers:
     answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), of_answers))
     expected = distribution.at(of_prompts)
     other_prompts = np.argsort(uniform(row_seeds(seed, "chance", keys), 0))
-    return _DrawnAnswers(
+    return DrawnAnswers(
         answers=answers.reshape(dealt.prompts, dealt.samples),
         expected=expected,
         by_chance=expected[other_prompts],
@@ -104,7 +104,7 @@ class DealPrices:
 
     def __init__(self, model: Sizes, where: Place, dealt: DealtAnswers) -> None:
         self._model, self._where = model, where
-        self._dealt = _AlikeAnswers(
+        self.dealt = AlikeAnswers(
             lengths=unite_distributions(dealt.lengths),
             prompts=dealt.prompts,
             samples=dealt.samples,
@@ -115,7 +115,7 @@ class DealPrices:
 
     def seconds(self, deal: Deal) -> float:
         """Seconds until the last replica has decoded its chunk, in the mean of some Steps."""
-        steps = _find_curves(self._dealt, deal)
+        steps = _find_curves(self.dealt, deal)
         return sum(map(self._time_slowest, steps)) / _DRAWS
 
     def _time_slowest(self, curves: Sequence[DecodeCurve]) -> float:
@@ -124,7 +124,7 @@ class DealPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AlikeAnswers:
+class AlikeAnswers:
     """DealtAnswers of one content, which are equal."""
 
     lengths: RowDistributions
@@ -136,28 +136,28 @@ class _AlikeAnswers:
 
 
 @lru_cache(maxsize=_KEPT)
-def _find_curves(dealt: _AlikeAnswers, deal: Deal) -> tuple[tuple[DecodeCurve, ...], ...]:
+def _find_curves(dealt: AlikeAnswers, deal: Deal) -> tuple[tuple[DecodeCurve, ...], ...]:
     """The curves of the replicas that may be the slowest, of each Step. They depend on no Model and
     no device: nodes whose rows are alike have them together, and so have the plans of one graph.
     """
-    dealing = _Dealing(dealt)
+    dealing = Dealing(dealt)
     steps: list[tuple[DecodeCurve, ...]] = []
-    for seed in range(_DRAWS):
-        drawn = _draw_answers(dealt, seed)
+    for drawn in dealing.draws:
         batches = _find_slow(list(dealing.deal_out(deal, drawn)))
         steps.append(tuple(map(curve_of_batch, batches)))
     return tuple(steps)
 
 
-class _Dealing:
-    """Deals answers to replicas."""
+class Dealing:
+    """Deals answers to replicas. draws: the answers of each Step."""
 
-    def __init__(self, dealt: _AlikeAnswers) -> None:
+    def __init__(self, dealt: AlikeAnswers) -> None:
         self._dealt = dealt
+        self.draws = [_draw_answers(dealt, seed) for seed in range(_DRAWS)]
         # A replica's chunk has some of the prompts, long and short mixed.
         self._prompts = dealt.lengths.prompts.spread(dealt.prompts)
 
-    def deal_out(self, deal: Deal, drawn: _DrawnAnswers) -> Iterator[DecodeBatch]:
+    def deal_out(self, deal: Deal, drawn: DrawnAnswers) -> Iterator[DecodeBatch]:
         """The batch of each replica."""
         dealt = self._dealt
         edges = np.arange(deal.spread + 1) * dealt.samples // deal.spread
