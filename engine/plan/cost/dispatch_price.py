@@ -31,8 +31,8 @@ from engine.plan.cost.decode_curve import (
     time_curve,
     unite_distributions,
 )
-from engine.plan.cost.devices import Place
 from engine.plan.cost.decode_slots import SlotLimits
+from engine.plan.cost.devices import Place
 from engine.plan.cost.model_passes import Sizes
 
 _DRAWS = 4
