@@ -10,11 +10,13 @@ fewer, and bisection finds the last length that fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from dataflow.positions import row_positions
+from engine.plan.alike_workers import list_unlike_hosts
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.cost.models import cost_of_model
 from engine.plan.costs import PlanCosts
@@ -22,6 +24,7 @@ from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.passes.estimate import estimate_at, longest_rows
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.worker_index import workers_by_host
 
 _MOST = 2**24
 """Tokens of a row, where no Model's positions are fewer."""
@@ -67,6 +70,7 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
     models = {model.name: cost_of_model(model) for model in draft.graph_models}
     costs = PlanCosts(draft, draft.graph, draft.cluster, models=models)
     positions = row_positions(plan.program)
+    by_host = workers_by_host(draft, draft.workers)
     estimate, planned_rows = estimate_at(draft), longest_rows(draft)
     for node in plan.nodes:
         if node.region == "evaluation" or costs.sizes(node.name) is None:
@@ -87,7 +91,8 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
                 node=node.name, planned=planned, fits=room, by="cache", at_once=at_once
             )
             continue
-        fits = _find_longest(node, draft, estimate, range(planned, most + 1))
+        near = _take_neighbours(node, draft, by_host)
+        fits = _find_longest(node, near, estimate, range(planned, most + 1))
         limit = ContextLimit(node=node.name, planned=planned, fits=fits, by="memory")
         if fits >= most:
             limit = replace(limit, by="positions")
@@ -96,7 +101,7 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
 
 def _find_longest(
     node: PlannedNode,
-    draft: Draft,
+    near: _Neighbours,
     estimate: Callable[[PlannedNode, int], Estimate],
     rows: range,
 ) -> int:
@@ -105,7 +110,7 @@ def _find_longest(
     least, too_long = rows.start, max(rows.stop, rows.start + 1)
     while too_long - least > 1:
         middle = (least + too_long) // 2
-        if _fits(draft, _grow(node, planned, estimate(node, middle))):
+        if _fits(near, _grow(node, planned, estimate(node, middle))):
             least = middle
         else:
             too_long = middle
@@ -123,9 +128,33 @@ def _grow(node: PlannedNode, planned: Estimate, longer: Estimate) -> PlannedNode
     return replace(node, estimate=replace(node.estimate, bytes=parts))
 
 
-def _fits(draft: Draft, longer: PlannedNode) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """The draft with the nodes alone that have a Worker on some hosts, of which one stands for all
+    that are alike. What is on other hosts changes no memory of these.
+    """
+
+    draft: Draft
+    hosts: frozenset[str]
+
+
+def _take_neighbours(
+    node: PlannedNode, draft: Draft, by_host: Mapping[str, Sequence[str]]
+) -> _Neighbours:
+    """The hosts that a node is on, and what else is there. by_host: the Workers of each."""
+    node_hosts = dict.fromkeys(map(draft.host_of, node.workers))
+    workers = {host: by_host[host] for host in node_hosts}
+    hosts = frozenset(list_unlike_hosts(draft, draft.cluster, workers))
+    names: set[str] = set()
+    for worker in chain.from_iterable(workers[host] for host in hosts):
+        names.update(other.name for other in draft.nodes_on(worker))
+    nodes = tuple(other for other in draft.nodes if other.name in names)
+    return _Neighbours(replace(draft, nodes=nodes), hosts)
+
+
+def _fits(near: _Neighbours, longer: PlannedNode) -> bool:
     """Whether all memory suffices that a node's Workers have, if this is what it needs."""
-    nodes = [longer if node.name == longer.name else node for node in draft.nodes]
-    changed = replace(draft, nodes=tuple(nodes))
-    rooms = find_memory_rooms(changed, draft.cluster)
+    nodes = [longer if node.name == longer.name else node for node in near.draft.nodes]
+    changed = replace(near.draft, nodes=tuple(nodes))
+    rooms = find_memory_rooms(changed, near.draft.cluster, near.hosts)
     return not any(room.is_full for room in rooms if longer.name in room.node_names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain, product
 from typing import Any, Literal
 
@@ -218,7 +219,7 @@ class PlannedEdge:
     """Bytes of declared columns that stay, since nobody downstream reads them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Decisions:
     """What the passes decide. `nodes` in running order; train nodes in the order of the sinks."""
 
@@ -265,7 +266,7 @@ class Decisions:
         """Its phase in a Program, from 1; 0 for the plan of a graph alone."""
         return self.phase.number if self.phase else 0
 
-    @property
+    @cached_property
     def workers(self) -> tuple[str, ...]:
         """Every Worker of some node."""
         workers: dict[str, None] = {}
@@ -275,10 +276,11 @@ class Decisions:
 
     def node(self, name: str) -> PlannedNode:
         """The planned node of that name; KeyError where there is none."""
-        for node in self.nodes:
-            if node.name == name:
-                return node
-        raise KeyError(name)
+        return self._node_by_name[name]
+
+    @cached_property
+    def _node_by_name(self) -> Mapping[str, PlannedNode]:
+        return {node.name: node for node in reversed(self.nodes)}  # so that the first one counts
 
     def is_on_gpus(self, node: PlannedNode) -> bool:
         """Whether each Worker of a node has a GPU: replicas on both kinds of devices would round in
@@ -303,7 +305,14 @@ class Decisions:
 
     def nodes_on(self, worker: str) -> list[PlannedNode]:
         """The nodes that a Worker runs, or has a rank of."""
-        return [n for n in self.nodes if worker in n.workers]
+        return list(self._nodes_by_worker.get(worker, ()))
+
+    @cached_property
+    def _nodes_by_worker(self) -> Mapping[str, Sequence[PlannedNode]]:
+        nodes_on: dict[str, dict[str, PlannedNode]] = {worker: {} for worker in self.workers}
+        for node, worker in ((n, w) for n in self.nodes for w in n.workers):
+            nodes_on[worker][node.name] = node
+        return {worker: list(nodes.values()) for worker, nodes in nodes_on.items()}
 
     def host_of(self, worker: str) -> str:
         """The host of a Worker; empty if all are on this one."""
@@ -311,7 +320,15 @@ class Decisions:
 
     def turns_of(self, worker: str) -> tuple[str, ...]:
         """Its group of Workers that take turns, itself included; empty if it is in none."""
-        return next((group for group in self.turns if worker in group), ())
+        return self.turns_by_worker.get(worker, ())
+
+    @cached_property
+    def turns_by_worker(self) -> Mapping[str, tuple[str, ...]]:
+        """The group of each Worker that takes turns: the first, where it is in several."""
+        groups: dict[str, tuple[str, ...]] = {}
+        for group in reversed(self.turns):  # so that the first one counts
+            groups |= dict.fromkeys(group, group)
+        return groups
 
     def remote_readers(self, model: PlannedModel) -> tuple[str, ...]:
         """The Workers of a Model's readers, and of its followers', but for its writer's first."""
@@ -326,7 +343,7 @@ class Decisions:
         return tuple(worker for worker in workers if worker != writer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan(Decisions, Displayed):
     """Everything decided about a graph, for one machine or several."""
 

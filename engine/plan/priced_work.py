@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
-from engine.plan.cost.decode_curve import RowDistributions
+from engine.plan.cost.decode_curve import RowDistributions, unite_distributions
 from engine.plan.cost.distribution import LengthDistribution, assumed_answers, constant_length
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
@@ -94,7 +94,7 @@ class PricedWork:
             greatest = self._greatest[node]
             prompts = _find_prompts(greatest, self._lengths.prompts)
             answers = _find_answers(greatest, self._lengths)
-            self._kept[node] = RowDistributions(prompts, answers)
+            self._kept[node] = unite_distributions(RowDistributions(prompts, answers))
         return self._kept[node]
 
 

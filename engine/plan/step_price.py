@@ -16,10 +16,12 @@ the whole way over 1 + k, whichever is longer: so many Steps are under way at on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import cached_property
 
 from dataflow.model import Model
+from engine.plan.alike_workers import unite_places
 from engine.plan.cost.decode_curve import make_batch
 from engine.plan.cost.model_passes import Time
 from engine.plan.cost.models import Shape, model_cost
@@ -84,10 +86,8 @@ class StepPrice:
         self._decided, self._costs, self._work = decided, costs, work
         self._function_seconds = seconds
         self._batches = {source.name: source.batch for source in decided.sources}
-        self._turns: dict[str, str] = {}
-        """Worker -> the first of those that it takes turns with."""
-        for group in decided.turns:
-            self._turns |= dict.fromkeys(group, group[0])
+        self._step_nodes = [node for node in decided.nodes if node.region != "evaluation"]
+        self._place_of = unite_places(self._step_nodes, decided.turns_by_worker)
         self.by_node = {node.name: self.node_seconds(node) for node in decided.nodes}
         self._alone = self._time_alone()
         """Of a generation whose rows are bound late: a Step's rows alone, which are on their way at
@@ -130,7 +130,7 @@ class StepPrice:
         parts are worked on.
         """
         tokens = 0.0
-        for node in self._step_nodes():
+        for node in self._step_nodes:
             if node.source == source and node.layout.part_tokens:
                 mean = self._work.distributions(node.name).answers.mean
                 tokens += self._batches[source] * node.live_rows * mean
@@ -162,7 +162,7 @@ class StepPrice:
         """Seconds of a Step by its one generation that binds rows late; None of other plans, where
         it shares its Workers, and of so many rows that they even out.
         """
-        late = [node for node in self._step_nodes() if node.name in self._alone]
+        late = [node for node in self._step_nodes if node.name in self._alone]
         if len(late) != 1:
             return None
         (node,) = late
@@ -191,7 +191,7 @@ class StepPrice:
     def _shares_workers(self, node: PlannedNode) -> bool:
         """Whether a node waits for others that compute in its Workers, or takes turns with them."""
         places = self._places(node)
-        for other in self._step_nodes():
+        for other in self._step_nodes:
             is_other = other.name != node.name and other.traits.computes
             if is_other and not places.isdisjoint(self._places(other)):
                 return True
@@ -205,7 +205,7 @@ class StepPrice:
         """
         ends: dict[str, float] = {}
         is_free: dict[str, float] = defaultdict(float)
-        for node in self._step_nodes():
+        for node in self._step_nodes:
             if node.name in ends:
                 continue  # it worked on parts
             seconds = by_node[node.name]
@@ -226,7 +226,7 @@ class StepPrice:
                 continue
             ends[node.name] = begin + seconds + self._costs.message
             is_free |= dict.fromkeys(places, ends[node.name])
-        weights = max(self._weight_seconds().values(), default=0.0)
+        weights = max(self._weight_seconds.values(), default=0.0)
         return max(ends.values(), default=0.0) + weights + self._costs.message
 
     def _find_streamed(self) -> StreamedSource | None:
@@ -237,7 +237,7 @@ class StepPrice:
         if len(streams) != 1:
             return None
         (source,) = streams
-        nodes = [node for node in self._step_nodes() if node.source == source.name]
+        nodes = [node for node in self._step_nodes if node.source == source.name]
         roots = [n for n in nodes if n.traits.generates and n.layout.part_tokens]
         if len(roots) != 1 or self._costs.unpriced_reason(roots[0].name):
             return None
@@ -259,27 +259,45 @@ class StepPrice:
     def _time_busiest(self, by_node: Mapping[str, float]) -> float:
         """Seconds of a Step of the Worker that has most to do."""
         busy: dict[str, float] = defaultdict(float)
-        for node in self._step_nodes():
+        for node in self._step_nodes:
             for place in self._places(node):
                 busy[place] += by_node[node.name]
-        for worker, seconds in self._weight_seconds().items():
-            busy[self._turns.get(worker, worker)] += seconds
-        return max(busy.values(), default=0.0)
+        most = max(busy.values(), default=0.0)
+        turns = self._decided.turns_by_worker
+        loaded: dict[str, float] = {}
+        """What takes in weights, or those that take turns with it, which others alike may not."""
+        for worker, seconds in self._weight_seconds.items():
+            place = turns.get(worker, (worker,))[0]
+            if place not in loaded:
+                loaded[place] = busy.get(self._place_of.get(worker, worker), 0.0)
+            loaded[place] += seconds
+        return max(most, max(loaded.values(), default=0.0))
 
-    def _step_nodes(self) -> list[PlannedNode]:
-        return [node for node in self._decided.nodes if node.region != "evaluation"]
+    def _places(self, node: PlannedNode) -> Set[str]:
+        """What has to be free for a node: its Workers, or who they take turns with; of places that
+        are alike one.
+        """
+        return self._places_by_node[node.name]
 
-    def _places(self, node: PlannedNode) -> set[str]:
-        """What has to be free for a node: its Workers, or who they take turns with."""
-        return {self._turns.get(worker, worker) for worker in node.workers}
+    @cached_property
+    def _places_by_node(self) -> Mapping[str, Set[str]]:
+        places: dict[str, Set[str]] = {}
+        for node in self._step_nodes:
+            places[node.name] = {self._place_of[worker] for worker in node.workers}
+        return places
 
     def _moving_seconds(self, producer: str, consumer: str) -> float:
-        for edge in self._decided.edges:
-            if (edge.producer, edge.consumer) == (producer, consumer):
-                return edge.seconds or 0.0
-        return 0.0
+        return self._seconds_by_edge.get((producer, consumer), 0.0)
 
-    def _weight_seconds(self) -> dict[str, float]:
+    @cached_property
+    def _seconds_by_edge(self) -> Mapping[tuple[str, str], float]:
+        seconds: dict[tuple[str, str], float] = {}
+        for edge in self._decided.edges:
+            seconds.setdefault((edge.producer, edge.consumer), edge.seconds or 0.0)
+        return seconds
+
+    @cached_property
+    def _weight_seconds(self) -> Mapping[str, float]:
         """Worker -> seconds in which it takes in new weights."""
         seconds: dict[str, float] = {}
         for model in self._decided.models:

@@ -60,14 +60,6 @@ def share_versions(
     return shared
 
 
-def turns_by_worker(turns: Sequence[Group]) -> dict[str, Group]:
-    """The group of each Worker that takes turns: the first, where it is in several."""
-    groups: dict[str, Group] = {}
-    for group in reversed(turns):  # so that the first one counts
-        groups |= dict.fromkeys(group, group)
-    return groups
-
-
 def workers_by_host(plan: Decisions, workers: Iterable[str]) -> dict[str, list[str]]:
     """These Workers by their host, in their order; under the empty name if all are on this one."""
     by_host: dict[str, list[str]] = {}

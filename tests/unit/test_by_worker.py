@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.plan.cluster import Host, with_first
-from engine.plan.worker_index import nodes_by_worker, turns_by_worker, workers_by_host
+from engine.plan.worker_index import nodes_by_worker, workers_by_host
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import placed, plan_of, planned_node, planned_on
 
@@ -17,7 +17,7 @@ def test_look_ups_by_worker_are_those_of_each_worker() -> None:
     turns = (("t0", "g1"), ("t1", "g5"))
     pin = {"rollout": "g0@a,g1@b,g2@c,g3@d,g5@b", "train_policy": "t0@b,t1@b"}
     plan = planned_on(HOSTS, small_grpo(max_lag=1), pin=pin, turns=turns)
-    nodes, found = nodes_by_worker(plan.nodes), turns_by_worker(plan.turns)
+    nodes, found = nodes_by_worker(plan.nodes), plan.turns_by_worker
     assert nodes.keys() == set(plan.workers)
     for worker in plan.workers:
         assert nodes[worker] == plan.nodes_on(worker)
@@ -30,7 +30,7 @@ def test_look_ups_by_worker_are_those_of_each_worker() -> None:
 
 def test_a_worker_in_two_groups_has_the_first_as_in_a_plan() -> None:
     plan = plan_of(planned_node("a", workers=("x", "y", "z")), turns=(("x", "y"), ("y", "z")))
-    assert turns_by_worker(plan.turns)["y"] == plan.turns_of("y") == ("x", "y")
+    assert plan.turns_by_worker["y"] == plan.turns_of("y") == ("x", "y")
 
 
 def test_threads_of_workers_on_one_host_are_shared_among_those_there() -> None:

@@ -17,7 +17,13 @@ from dataflow.kernel import Layout
 from dataflow.set_expressions import edited
 from engine.plan.cost.decode import DecodeBatch
 from engine.plan.cost.decode_curve import RowDistributions
-from engine.plan.cost.dispatch_price import Deal, DealPrices, DealtAnswers, _join_quantiles
+from engine.plan.cost.dispatch_price import (
+    Deal,
+    Dealing,
+    DealPrices,
+    DealtAnswers,
+    _join_quantiles,
+)
 from engine.plan.cost.distribution import assumed_answers, constant_length
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
@@ -203,8 +209,9 @@ def test_a_deal_gives_each_answer_to_one_replica(
     )
     prices = DealPrices(MODEL, H100, dealt)
     deal = Deal(spread=min(spread, samples), tail=tail, is_weighed=is_weighed)
-    for drawn in prices._draws:
-        batches = list(prices._deal_out(deal, drawn))
+    dealing = Dealing(prices.dealt)
+    for drawn in dealing.draws:
+        batches = list(dealing.deal_out(deal, drawn))
         assert len(batches) == chunks
         answers = np.concatenate([batch.answers for batch in batches])
         np.testing.assert_array_equal(np.sort(answers), np.sort(drawn.answers.reshape(-1)))
@@ -222,8 +229,8 @@ def test_chunks_are_balanced_by_the_answers_of_a_span_and_not_by_its_prompt() ->
         chunks=2,
         limits=DecodeBatch(prompts=NO_ROWS, answers=NO_ROWS, shared=3),
     )
-    prices = DealPrices(MODEL, H100, dealt)
-    batches = list(prices._deal_out(Deal(spread=2, is_weighed=True), prices._draws[0]))
+    dealing = Dealing(DealPrices(MODEL, H100, dealt).dealt)
+    batches = list(dealing.deal_out(Deal(spread=2, is_weighed=True), dealing.draws[0]))
     assert [len(batch.answers) for batch in batches] == [3, 3]
 
 

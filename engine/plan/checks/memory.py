@@ -6,7 +6,7 @@ engine/plan/cost).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from engine.plan.worker_index import (
     Group,
     nodes_by_worker,
     share_versions,
-    turns_by_worker,
     workers_by_host,
 )
 from engine.plan.worker_peaks import shared_process_bytes
@@ -62,18 +61,24 @@ class MemoryRoom:
         return list(chain.from_iterable(self.workers.values()))
 
 
-def check_memory(draft: Draft) -> Iterator[str]:
-    """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
-    for host in _list_hosts(draft, draft.cluster):
+def check_memory(draft: Draft, hosts: Container[str] | None = None) -> Iterator[str]:
+    """The peaks of each Worker and of each host fit, on GPUs and in host memory. hosts: those that
+    are looked at; None for all.
+    """
+    for host in _list_hosts(draft, draft.cluster, hosts):
         for room in _find_rooms_of(draft, host):
             yield from _check_fit(room, draft)
         if host.cluster.gpus:
             yield from _check_host_memory(host)
 
 
-def find_memory_rooms(decided: Decisions, cluster: Cluster) -> Iterator[MemoryRoom]:
-    """Find every GPU, and every host without one, that some Worker is on."""
-    for host in _list_hosts(decided, cluster):
+def find_memory_rooms(
+    decided: Decisions, cluster: Cluster, hosts: Container[str] | None = None
+) -> Iterator[MemoryRoom]:
+    """Find every GPU, and every host without one, that some Worker is on. hosts: those that are
+    looked at; None for all.
+    """
+    for host in _list_hosts(decided, cluster, hosts):
         yield from _find_rooms_of(decided, host)
 
 
@@ -88,9 +93,14 @@ class _UsedHost(NamedTuple):
     """In messages."""
 
 
-def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
-    nodes_on, turns = nodes_by_worker(decided.nodes), turns_by_worker(decided.turns)
+def _list_hosts(
+    decided: Decisions, cluster: Cluster, hosts: Container[str] | None = None
+) -> Iterator[_UsedHost]:
+    """hosts: those that are looked at; None for all."""
+    nodes_on, turns = nodes_by_worker(decided.nodes), decided.turns_by_worker
     for host, workers in workers_by_host(decided, decided.workers).items():
+        if hosts is not None and host not in hosts:
+            continue
         nodes: dict[str, list[PlannedNode]] = {}
         for worker in workers:
             nodes[worker] = [_as_on_worker(node, worker) for node in nodes_on[worker]]
@@ -161,6 +171,8 @@ def _find_gpus(decided: Decisions, host: _UsedHost) -> Iterator[MemoryRoom]:
 
 def _divide_nodes(nodes: list[PlannedNode], devices: int) -> list[PlannedNode]:
     """The nodes as each of so many devices has them."""
+    if devices == 1:
+        return nodes
     return [replace(node, estimate=node.estimate.on_each(devices)) for node in nodes]
 
 

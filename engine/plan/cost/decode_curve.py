@@ -61,6 +61,19 @@ class RowDistributions:
     answers: LengthDistribution
 
 
+def unite_distributions(rows: RowDistributions) -> RowDistributions:
+    """Find the one of all distributions with these lengths, so that nodes and plans with rows alike
+    have one curve.
+    """
+    return _kept_distributions(rows.prompts.lengths.tobytes(), rows.answers.lengths.tobytes())
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept_distributions(prompts: bytes, answers: bytes) -> RowDistributions:
+    lengths = (np.frombuffer(each, np.int64) for each in (prompts, answers))
+    return RowDistributions(*map(LengthDistribution, lengths))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
     """How many rows one replica decodes, and how, as DecodeBatch has it. samples: rows that have

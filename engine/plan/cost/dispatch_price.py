@@ -15,15 +15,23 @@ take the longest, so the tail has replicas by its price (StreamRL, arXiv:2504.15
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.randomness import row_seeds, uniform
 from engine.plan.cost.decode import DecodeBatch
-from engine.plan.cost.decode_curve import RowDistributions, curve_of_batch, time_curve
+from engine.plan.cost.decode_curve import (
+    DecodeCurve,
+    RowDistributions,
+    curve_of_batch,
+    time_curve,
+    unite_distributions,
+)
+from engine.plan.cost.decode_slots import SlotLimits
 from engine.plan.cost.devices import Place
 from engine.plan.cost.model_passes import Sizes
 
@@ -33,6 +41,8 @@ _DRAWS = 4
 
 _LOOKED_AT = 16
 """Replicas of which each is timed; of more only those that may be the slowest."""
+_KEPT = 1024
+"""Deals whose curves are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,7 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _DrawnAnswers:
+class DrawnAnswers:
     """Of one Step: tokens of each answer, int64 [prompts, samples], and what is expected of those
     of each prompt, int64 [prompts]; by_chance: the same of another prompt.
     """
@@ -74,7 +84,7 @@ class _DrawnAnswers:
     by_chance: np.ndarray
 
 
-def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
+def _draw_answers(dealt: AlikeAnswers, seed: int) -> DrawnAnswers:
     keys = Keys.of(range(dealt.prompts))
     of_prompts = uniform(row_seeds(seed, "prompt", keys), 0)
     of_answers = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
@@ -82,7 +92,7 @@ def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
     answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), of_answers))
     expected = distribution.at(of_prompts)
     other_prompts = np.argsort(uniform(row_seeds(seed, "chance", keys), 0))
-    return _DrawnAnswers(
+    return DrawnAnswers(
         answers=answers.reshape(dealt.prompts, dealt.samples),
         expected=expected,
         by_chance=expected[other_prompts],
@@ -93,23 +103,61 @@ class DealPrices:
     """Prices of deals of the same answers, on replicas that stand on such places."""
 
     def __init__(self, model: Sizes, where: Place, dealt: DealtAnswers) -> None:
-        self._model, self._where, self._dealt = model, where, dealt
-        # A replica's chunk has some of the prompts, long and short mixed.
-        self._prompts = dealt.lengths.prompts.spread(dealt.prompts)
-        self._draws = [_draw_answers(dealt, seed) for seed in range(_DRAWS)]
+        self._model, self._where = model, where
+        self.dealt = AlikeAnswers(
+            lengths=unite_distributions(dealt.lengths),
+            prompts=dealt.prompts,
+            samples=dealt.samples,
+            chunks=dealt.chunks,
+            limits=dealt.limits.limits,
+            budget=dealt.limits.budget,
+        )
 
     def seconds(self, deal: Deal) -> float:
         """Seconds until the last replica has decoded its chunk, in the mean of some Steps."""
-        return sum(self._time_slowest(deal, drawn) for drawn in self._draws) / _DRAWS
+        steps = _find_curves(self.dealt, deal)
+        return sum(map(self._time_slowest, steps)) / _DRAWS
 
-    def _time_slowest(self, deal: Deal, drawn: _DrawnAnswers) -> float:
-        slowest = 0.0
-        for batch in _find_slow(list(self._deal_out(deal, drawn))):
-            curve = curve_of_batch(batch)
-            slowest = max(slowest, time_curve(self._model, self._where, curve).seconds)
-        return slowest
+    def _time_slowest(self, curves: Sequence[DecodeCurve]) -> float:
+        times = (time_curve(self._model, self._where, curve) for curve in curves)
+        return max((time.seconds for time in times), default=0.0)
 
-    def _deal_out(self, deal: Deal, drawn: _DrawnAnswers) -> Iterator[DecodeBatch]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlikeAnswers:
+    """DealtAnswers of one content, which are equal."""
+
+    lengths: RowDistributions
+    prompts: int
+    samples: int
+    chunks: int
+    limits: SlotLimits
+    budget: int
+
+
+@lru_cache(maxsize=_KEPT)
+def _find_curves(dealt: AlikeAnswers, deal: Deal) -> tuple[tuple[DecodeCurve, ...], ...]:
+    """The curves of the replicas that may be the slowest, of each Step. They depend on no Model and
+    no device: nodes whose rows are alike have them together, and so have the plans of one graph.
+    """
+    dealing = Dealing(dealt)
+    steps: list[tuple[DecodeCurve, ...]] = []
+    for drawn in dealing.draws:
+        batches = _find_slow(list(dealing.deal_out(deal, drawn)))
+        steps.append(tuple(map(curve_of_batch, batches)))
+    return tuple(steps)
+
+
+class Dealing:
+    """Deals answers to replicas. draws: the answers of each Step."""
+
+    def __init__(self, dealt: AlikeAnswers) -> None:
+        self._dealt = dealt
+        self.draws = [_draw_answers(dealt, seed) for seed in range(_DRAWS)]
+        # A replica's chunk has some of the prompts, long and short mixed.
+        self._prompts = dealt.lengths.prompts.spread(dealt.prompts)
+
+    def deal_out(self, deal: Deal, drawn: DrawnAnswers) -> Iterator[DecodeBatch]:
         """The batch of each replica."""
         dealt = self._dealt
         edges = np.arange(deal.spread + 1) * dealt.samples // deal.spread
@@ -136,7 +184,7 @@ class DealPrices:
                 shared=shared,
                 slots=dealt.limits.slots,
                 room=dealt.limits.room,
-                budget=dealt.limits.budget,
+                budget=dealt.budget,
                 copied=dealt.limits.copied,
             )
 

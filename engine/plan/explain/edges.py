@@ -6,11 +6,12 @@ and passes/modules.py decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dataflow.model import Model
 from dataflow.safe_text import shown_bytes
 from dataflow.side_module import Side
+from engine.plan.alike_workers import name_alike
 from engine.plan.base_sharing import count_sharers, name_beginnings
 from engine.plan.cost.memory import WIDTHS
 from engine.plan.cost.training_memory import OFFLOADED_PART
@@ -172,11 +173,4 @@ def _describe_carrying(model: PlannedModel, reader: PlannedNode, writer: Planned
         return "alias, they take turns with one module"
     if set(reader.workers) <= {writer.workers[0]}:
         return "copy"
-    return f"copy in {_names(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
-
-
-def _names(workers: Sequence[str]) -> str:
-    """Up to three names; of more Workers the first, the last and their number."""
-    if len(workers) < 4:
-        return ", ".join(workers)
-    return f"{workers[0]} ... {workers[-1]} ({len(workers)})"
+    return f"copy in {name_alike(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"

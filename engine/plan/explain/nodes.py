@@ -12,6 +12,7 @@ from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
 from dataflow.safe_text import shown_bytes
+from engine.plan.alike_workers import group_alike_workers, name_alike
 from engine.plan.explain.layout import (
     Line,
     count,
@@ -33,13 +34,46 @@ def worker_lines(plan: Plan) -> Iterator[Line]:
         return
     width = widest(plan.workers)
     numbers = _worker_numbers(plan)
-    for worker, nodes in nodes_by_worker(plan.nodes).items():
+    nodes_on = nodes_by_worker(plan.nodes)
+    if len(plan.workers) > _MOST_WORKERS:
+        yield from _alike_lines(plan, nodes_on)
+        return
+    for worker, nodes in nodes_on.items():
         yield from name_line(worker, width, _tasks(plan, worker, nodes, numbers))
         for text in worker_memory_lines(plan, worker, nodes):
             yield from wrap_line(text, indent=width + 2, after=2)
     for group in plan.turns:
         turns = f"{', '.join(group)}: on the same devices, one is awake at a time"
         yield from wrap_line(turns, after=2)
+
+
+def _alike_lines(plan: Plan, nodes_on: Mapping[str, Sequence[PlannedNode]]) -> Iterator[Line]:
+    """What Workers do of which many are alike: of each class once, with the memory of its first."""
+    for workers in group_alike_workers(plan, nodes_on):
+        nodes = nodes_on[workers[0]]
+        layouts = [node.layout for node in nodes]
+        where = _threads(max(layouts, key=lambda layout: layout.threads * layout.inner))
+        hosts = {plan.host_of(worker) for worker in workers}
+        if plan.hosts:
+            where += f" on {hosts.pop() if len(hosts) == 1 else count(len(hosts), 'host')}"
+        tasks = [_describe_part(node) for node in nodes]
+        if plan.recorder in workers:
+            tasks.append("the samples")
+        each = "each " * (len(workers) > 1)
+        yield from wrap_line(f"{name_alike(workers)}: {each}{where}: {', '.join(tasks)}", after=2)
+        for text in worker_memory_lines(plan, workers[0], nodes):
+            yield from wrap_line(text, indent=2, after=2)
+    if plan.turns:
+        turns = f"{count(len(plan.turns), 'group')} of Workers are on the same devices by turns"
+        yield f"{turns}, one of each is awake at a time"
+
+
+def _describe_part(node: PlannedNode) -> str:
+    """What each of several Workers has of a node."""
+    if len(node.workers) == 1:
+        return node.name
+    part = "rank" if node.ranks > 1 else "replica"
+    return f"{node.name} (a {part} of {len(node.workers)})"
 
 
 def _worker_numbers(plan: Plan) -> dict[tuple[str, str], int]:
@@ -82,6 +116,8 @@ def _share(node: PlannedNode, number: int) -> str:
     return f"{node.name} ({part} {number} of {len(node.workers)})"
 
 
+_MOST_WORKERS = 256
+"""Workers that have lines of their own; of more, those that are alike have some together."""
 HEADS = ("region", "rows", "on", "peak", "seconds", "bound")
 """What `cells` holds of a node."""
 

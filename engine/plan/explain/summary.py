@@ -5,7 +5,7 @@ Owns: these lines. Does not own: what single nodes need (nodes.py, memory.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from dataflow.graph import Graph
@@ -14,6 +14,7 @@ from dataflow.node import Node
 from dataflow.rows import Domains
 from dataflow.safe_text import shown_number
 from dataflow.width import fold_lines
+from engine.plan.alike_workers import name_alike
 from engine.plan.cluster import Cluster
 from engine.plan.explain import memory
 from engine.plan.explain.layout import count, duration, lay_out, wrap_line
@@ -22,6 +23,9 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_source import PlannedSource
 from engine.plan.step_cost import step_cost
 from engine.plan.warnings import step_seconds
+
+_MOST_HOSTS = 32
+"""Hosts that are described one by one; of more, those that are alike are together."""
 
 
 def summary_lines(plan: Plan, width: int) -> list[str]:
@@ -40,8 +44,20 @@ def summary_lines(plan: Plan, width: int) -> list[str]:
 def _hardware(plan: Plan, cluster: Cluster) -> str:
     """Each host of the plan; the cluster where its Workers have none."""
     hosts = [host for host in dict.fromkeys(plan.hosts.values()) if host not in plan.spare]
-    descriptions = [f"{host}: {cluster.on(host).describe()}" for host in hosts]
-    return "; ".join(descriptions) or cluster.describe()
+    descriptions = {host: cluster.on(host).describe() for host in hosts}
+    if len(hosts) > _MOST_HOSTS:
+        return "; ".join(_describe_alike(descriptions))
+    lines = (f"{host}: {description}" for host, description in descriptions.items())
+    return "; ".join(lines) or cluster.describe()
+
+
+def _describe_alike(descriptions: Mapping[str, str]) -> Iterator[str]:
+    """Each kind of host, with the names of those that are of it."""
+    hosts_by_text: dict[str, list[str]] = {}
+    for host, text in descriptions.items():
+        hosts_by_text.setdefault(text, []).append(host)
+    for text, hosts in hosts_by_text.items():
+        yield f"{name_alike(hosts)}: {text}"
 
 
 def _steps(plan: Plan) -> Iterator[str]:

@@ -9,13 +9,14 @@ columns and rewards take little.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.plan.draft import Draft
 from engine.plan.passes.place import find_ancestors
 from engine.plan.plan import PlannedNode
-from engine.plan.worker_index import turns_by_worker, workers_by_host
+from engine.plan.worker_index import workers_by_host
 
 
 def share_cores(draft: Draft) -> Draft:
@@ -73,8 +74,9 @@ def _share_cores_by_node(draft: Draft) -> dict[str, int]:
         # Workers of columns and rewards have one thread, unless nothing else computes at all.
         idle_workers = shares.keys() - computing_workers
         shares |= dict.fromkeys(idle_workers, 1)
-    for node, concurrent in _find_concurrent(computing_nodes, find_ancestors(draft.nodes)):
-        counts = _count_at_once(draft, concurrent)
+    kernels = _Kernels(draft, computing_nodes)
+    for node in computing_nodes:
+        counts = kernels.count_beside(node)
         for worker in node.workers:
             share = totals[worker] // counts[draft.host_of(worker)]
             shares[worker] = min(shares[worker], max(1, share))
@@ -84,32 +86,52 @@ def _share_cores_by_node(draft: Draft) -> dict[str, int]:
 
 def _level_shares(draft: Draft, shares: dict[str, int]) -> None:
     """Give all Workers of a node the least share of them."""
-    for _ in draft.nodes:  # a node's Workers are equal, which may bind one more Worker at a time
+    levelled: dict[str, int] = {}
+    # A node's Workers are equal, which may bind one more Worker at a time.
+    while levelled != shares:
+        levelled = dict(shares)
         for node in draft.nodes:
             least = min(shares[worker] for worker in node.workers)
             shares |= dict.fromkeys(node.workers, least)
 
 
-def _find_concurrent(
-    computing_nodes: Sequence[PlannedNode], ancestors: Mapping[str, frozenset[str]]
-) -> Iterator[tuple[PlannedNode, set[str]]]:
-    """Each node, and the Workers that can compute at the same time, its own included."""
-    for node in computing_nodes:
-        workers = set(node.workers)
-        for other in computing_nodes:
-            if other is not node and _can_overlap(node, other, ancestors):
-                workers.update(other.workers)
-        yield node, workers
+class _Kernels:
+    """Which kernels can compute at the same time, on each host. Sets of nodes are numbers of which
+    each node has a bit.
+    """
 
+    def __init__(self, draft: Draft, nodes: Sequence[PlannedNode]) -> None:
+        """nodes: those that compute."""
+        self._draft, self._nodes = draft, nodes
+        self._ancestors = find_ancestors(draft.nodes)
+        nodes_by_unit: dict[tuple[str, str], int] = {}
+        """Host, and Worker or the first of those that take turns with it -> its nodes."""
+        for bit, node in enumerate(nodes):
+            for worker in node.workers:
+                group = draft.turns_by_worker.get(worker, (worker,))
+                unit = (draft.host_of(worker), group[0])
+                nodes_by_unit[unit] = nodes_by_unit.get(unit, 0) | 1 << bit
+        self._units: dict[str, Counter[int]] = defaultdict(Counter)
+        """Host -> how many units have the same nodes."""
+        for (host, _), unit_nodes in nodes_by_unit.items():
+            self._units[host][unit_nodes] += 1
 
-def _count_at_once(draft: Draft, concurrent: Iterable[str]) -> dict[str, int]:
-    """How many of these Workers compute at once on each host; a group that takes turns is one."""
-    turns = turns_by_worker(draft.turns)
-    counts: dict[str, int] = {}
-    for host, workers in workers_by_host(draft, concurrent).items():
-        units = {turns.get(worker, worker) for worker in workers}
-        counts[host] = len(units)
-    return counts
+    def count_beside(self, node: PlannedNode) -> dict[str, int]:
+        """How many units compute at once with a node, its own included, on each of its hosts."""
+        beside = self._find_overlapping(node)
+        counts: dict[str, int] = {}
+        for host in dict.fromkeys(map(self._draft.host_of, node.workers)):
+            alike = self._units[host].items()
+            counts[host] = sum(number for nodes, number in alike if nodes & beside)
+        return counts
+
+    def _find_overlapping(self, node: PlannedNode) -> int:
+        """The nodes that can compute at the same time, itself included."""
+        overlapping = 0
+        for bit, other in enumerate(self._nodes):
+            if other is node or _can_overlap(node, other, self._ancestors):
+                overlapping |= 1 << bit
+        return overlapping
 
 
 def _can_overlap(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from engine.plan.draft import Draft
-from engine.plan.worker_index import turns_by_worker, workers_by_host
+from engine.plan.worker_index import workers_by_host
 
 Unit = tuple[str, ...]
 """A Worker, or Workers that take turns with the same devices."""
@@ -21,7 +21,7 @@ DevicesByWorker = dict[str, tuple[int, ...]]
 def assign_devices(draft: Draft) -> DevicesByWorker:
     """Number the GPUs of each Worker; too few where a host has too few, which a check refuses."""
     ranks = count_inner_ranks(draft)
-    turns = turns_by_worker(draft.turns)
+    turns = draft.turns_by_worker
     units_by_first: dict[str, Unit] = {}
     for worker in ranks:
         unit = turns.get(worker, (worker,))

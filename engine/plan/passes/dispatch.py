@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -35,6 +35,8 @@ from engine.plan.step_price import StepPrice
 
 _LEAST_GAIN = 0.02
 """Of a Step: what a deal other than the plain one has to be worth."""
+_ROUNDING = 1e-9
+"""Of sums of seconds, at most."""
 _TAILS = (0.1, 0.2, 0.3)
 """Shares that are tried; StreamRL has 0.2 (arXiv:2504.15930)."""
 _MOST_APARTS = 8
@@ -119,9 +121,12 @@ class _DealChooser:
         if seconds_of is None:
             return _ChosenDeal(asked)
         price = _StepOfDeal(self._step, node.name, seconds_of)
+        deals = list(self._list_deals(node, asked))
+        if not self._may_gain(node, seconds_of(asked), min(map(seconds_of, deals))):
+            return _ChosenDeal(asked)
         plain_seconds = price.seconds(asked)
         best, best_seconds = asked, plain_seconds
-        for deal in self._list_deals(node, asked):
+        for deal in deals:
             seconds = price.seconds(deal)
             is_better = seconds < min(best_seconds, (1.0 - _LEAST_GAIN) * plain_seconds)
             if is_better and (asked.tail or not deal.tail or price.is_safe(deal)):
@@ -130,6 +135,18 @@ class _DealChooser:
             return _ChosenDeal(asked)
         gain = 1.0 - best_seconds / plain_seconds
         return _ChosenDeal(best, tuple(_describe(node, asked, best, gain)))
+
+    def _may_gain(self, node: PlannedNode, asked: float, least: float) -> bool:
+        """Whether a Step may get shorter by enough if a node takes the least of its seconds in the
+        place of those as asked: no Step changes by more than one of its nodes. So the Step of a
+        large graph is not timed anew for each deal of each node.
+        """
+        whole = self._step_as_planned - max(0.0, self._step.by_node[node.name] - asked)
+        return asked - least > _LEAST_GAIN * whole * (1.0 - _ROUNDING)
+
+    @cached_property
+    def _step_as_planned(self) -> float:
+        return self._step.seconds(self._step.by_node)
 
     def _price_deals(self, node: PlannedNode) -> Callable[[Deal], float] | None:
         """What prices the deals of a node's answers; None where no price tells them apart."""

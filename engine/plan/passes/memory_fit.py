@@ -13,7 +13,7 @@ fits, nothing is chosen, and the check says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -53,23 +53,28 @@ def fit_memory(draft: Draft) -> Draft:
     """Choose for the nodes where memory is too small; change nothing if all fits, or nothing
     can be chosen that makes it fit.
     """
-    problems = list(check_memory(draft))
-    if not problems:
+    if not any(check_memory(draft)):
         return draft
     full_rooms = [room for room in find_memory_rooms(draft, draft.cluster) if room.is_full]
     nodes = sorted(_find_candidates(draft, full_rooms), key=_Order(draft).key)
     names = {node.name for node in nodes}
     curable = [room for room in full_rooms if not names.isdisjoint(room.node_names)]
     # What is too small elsewhere stays so, whatever is chosen here.
-    incurable_count = len(problems) - len(curable)
+    hosts = _find_hosts(draft, nodes)
+    incurable_count = len(list(check_memory(draft, hosts))) - len(curable)
     trials = _Trials(draft, nodes)
     for combination in trials.list_by_price():
         trial = trials.make(combination)
-        if len(list(check_memory(trial))) <= incurable_count:
+        if len(list(check_memory(trial, hosts))) <= incurable_count:
             chosen = _estimate(draft, combination)
             notes = _describe(draft, chosen, combination, curable)
             return replace(chosen, notes=(*draft.notes, *notes))
     return draft
+
+
+def _find_hosts(draft: Draft, nodes: Iterable[PlannedNode]) -> set[str]:
+    """The hosts of these nodes, on which alone a choice for one of them changes what is needed."""
+    return {draft.host_of(worker) for node in nodes for worker in node.workers}
 
 
 def _find_candidates(draft: Draft, rooms: Sequence[MemoryRoom]) -> Iterator[PlannedNode]:

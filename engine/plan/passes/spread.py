@@ -27,7 +27,6 @@ from engine.plan.draft import Draft
 from engine.plan.passes.devices import count_inner_ranks
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
-from engine.plan.worker_index import turns_by_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class _HostGroups:
 
     def __init__(self, draft: Draft) -> None:
         self._ranks = count_inner_ranks(draft)
-        self._turns = turns_by_worker(draft.turns)
+        self._turns = draft.turns_by_worker
         bound = [*draft.turns, *_find_device_column_groups(draft), *_find_replicas(draft)]
         self._groups: dict[str, tuple[str, ...]] = {}
         for group in _link_groups(draft.workers, bound):
