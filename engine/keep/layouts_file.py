@@ -1,6 +1,6 @@
 """layouts.json: the layouts that a run may have, which it has now, and each switch.
 
-    {"present": 1, "switch_seconds": 4.2, "layouts": [{text, changes, most}, ...],
+    {"present": 1, "switch_seconds": 4.2, "begins": 0, "layouts": [{text, changes, most}, ...],
      "buckets": [{start, best, seconds}, ...], "switches": [{step, before, layout, reason}, ...]}
 
 Owns: the file's form. Does not own: the table (engine/plan/layout_table.py), when it is written
@@ -52,6 +52,7 @@ class KeptLayouts(msgspec.Struct, frozen=True, kw_only=True):
     layouts: tuple[_KeptLayout, ...]
     buckets: tuple[_KeptBucket, ...]
     switches: tuple[KeptSwitch, ...] = ()
+    begins: float = 0.0
 
     def table(self) -> LayoutTable:
         """The table. Raises msgspec.ValidationError for options that are none."""
@@ -65,7 +66,10 @@ class KeptLayouts(msgspec.Struct, frozen=True, kw_only=True):
             seconds = tuple(math.inf if time is None else time for time in bucket.seconds)
             buckets.append(LayoutBucket(start=bucket.start, best=bucket.best, seconds=seconds))
         return LayoutTable(
-            layouts=tuple(layouts), buckets=tuple(buckets), switch_seconds=self.switch_seconds
+            layouts=tuple(layouts),
+            buckets=tuple(buckets),
+            switch_seconds=self.switch_seconds,
+            begins=self.begins,
         )
 
 
@@ -87,6 +91,7 @@ def encode_layouts(table: LayoutTable, present: int, switches: tuple[KeptSwitch,
         layouts=tuple(_keep_layout(layout) for layout in table.layouts),
         buckets=tuple(_keep_bucket(bucket) for bucket in table.buckets),
         switches=switches,
+        begins=table.begins,
     )
     return msgspec.json.format(msgspec.json.encode(layouts)).decode()
 

@@ -24,10 +24,10 @@ from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.explain import explain
 from engine.plan.layout_table import LayoutTable
-from engine.plan.options import RunOptions, keep_choice
+from engine.plan.options import AUTO, RunOptions, keep_choice
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
-from engine.plan.relayout_option import read_relayout
+from engine.plan.relayout_option import read_relayout, require_generation
 from engine.protocol.events import EventHeard, InstructionTold, Opened
 from engine.protocol.messages import Relayout, StepClosed
 from engine.session.planning import note_layouts
@@ -36,6 +36,7 @@ from engine.session.run_beginning import Beginning, write_changes
 _log = logging.getLogger(__name__)
 
 MakePlan = Callable[[RunOptions], AnyPlan]
+SearchTable = Callable[[RunOptions], LayoutTable | None]
 WHERE = "plan of the run"
 """Where changes.json says that the layout changed."""
 
@@ -170,19 +171,26 @@ class PlannedRun:
         return self.layouts.plans
 
 
-def plan_run(table: LayoutTable | None, options: RunOptions, make: MakePlan) -> PlannedRun:
+def plan_run(
+    table: LayoutTable | None, options: RunOptions, make: MakePlan, search: SearchTable
+) -> PlannedRun:
     """Plan a run, in each of its layouts. table: None for what `options.relayout` says. make:
-    plans. Raises GraphError, PlanError.
+    plans. search: makes the table of `--relayout auto`. Raises GraphError, PlanError.
     """
-    table = table or read_relayout(options)
+    table = table or _find_table(options, search)
     if table is None:
         return _plan_one(options, make)
-    layouts = RunLayouts(table, _plan_all(table, options, make), table.buckets[0].best)
+    layouts = RunLayouts(table, _plan_all(table, options, make), table.first)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
 def plan_resumed(
-    folder: RunFolder, options: RunOptions, make: MakePlan, *, asks_anew: bool
+    folder: RunFolder,
+    options: RunOptions,
+    make: MakePlan,
+    search: SearchTable,
+    *,
+    asks_anew: bool,
 ) -> PlannedRun:
     """Plan what a run goes on with: the layouts of its folder, in that which it had last; where the
     resume asks for others, these, in the same if it is among them. Raises RunError for a damaged
@@ -190,19 +198,24 @@ def plan_resumed(
     """
     recorded = read_layouts(folder.path)
     if recorded is None:
-        return plan_run(None, options, make)
+        return plan_run(None, options, make, search)
     table = recorded.table()
     if asks_anew:
-        table = read_relayout(options)
+        table = _find_table(options, search)
     if table is None:
         return _plan_one(options, make)
-    number = table.buckets[0].best
+    number = table.first
     texts = [layout.text for layout in table.layouts]
     last = recorded.layouts[recorded.present].text
     if last in texts:
         number = texts.index(last)
     layouts = RunLayouts(table, _plan_all(table, options, make), number, recorded.switches)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
+
+
+def _find_table(options: RunOptions, search: SearchTable) -> LayoutTable | None:
+    """The table that the options say, or leave to a search; None without one."""
+    return search(options) if options.relayout == AUTO else read_relayout(options)
 
 
 def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
@@ -216,7 +229,7 @@ def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[P
         # What the price has chosen of streamed Steps stays as the first layout has it.
         if layouts:
             options = keep_choice(options, layouts[0].planned.phases)
-        changed = replace(options, **layout.changes)
+        changed = replace(options, **layout.changes, relayout={})
         try:
             planned = make(changed)
         except PlanError as error:
@@ -224,16 +237,7 @@ def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[P
                 raise
             raise PlanError(f"relayout: layout {number} ({layout}): {error}") from error
         if not number:
-            _require_generation(planned)
-        if not options.relayout:  # else the plan has them
-            planned = note_layouts(planned, table)
+            require_generation(planned)
+        planned = note_layouts(planned, table)
         layouts.append(PlannedLayout(options=changed, planned=planned))
     return layouts
-
-
-def _require_generation(planned: AnyPlan) -> None:
-    for plan in planned.phases:
-        if any(node.traits.generates and node.region == "stream" for node in plan.nodes):
-            return
-    problem = "expected a graph that generates what it trains on, found none that does"
-    raise PlanError(f"relayout: {problem}. Fix: leave --relayout out.")

@@ -1,0 +1,169 @@
+"""The search for the layouts among which a run switches (`--relayout auto`).
+
+    point      the best whole plan of a Step whose answers have these lengths
+    layout     its wishes, as options that differ from the run's own
+    cell       the plan of these options, as the run would have it, simulated with other lengths
+
+Owns: the search, its cost and its words. Does not own: points, room and which layouts stay
+(engine/plan/searched_table.py), the search of one plan (engine/plan/planner.py).
+
+What the price chooses of streamed Steps is chosen once, for answers of assumed lengths: a run keeps
+it. On CPUs without a profile, and with one device, there is nothing to search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dataflow.check import AnyChecked, CheckedGraph
+from dataflow.errors import PlanError
+from engine.plan.cluster import Cluster
+from engine.plan.cost.profile import Profile
+from engine.plan.costs import plan_costs
+from engine.plan.layout_choice import ChosenPlan
+from engine.plan.layout_table import LIVE_TOKENS, LayoutTable, RunLayout
+from engine.plan.options import RunOptions, keep_choice, write_wishes
+from engine.plan.placement import Placing
+from engine.plan.plan import Plan
+from engine.plan.planner import choose_plan
+from engine.plan.priced_work import ASSUMED, StepLengths
+from engine.plan.program_plan import AnyPlan
+from engine.plan.relayout_option import find_changes, require_generation, require_searchable
+from engine.plan.searched_table import LivePoints, find_room, list_points, make_table
+from engine.simulation.step_seconds import simulate_step
+
+MakePlan = Callable[[RunOptions], AnyPlan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedLayouts:
+    """table: None where nothing was searched, and why. considered: what was compared, in words."""
+
+    table: LayoutTable | None = None
+    why: str = ""
+    considered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedRun:
+    """What a run is planned of, before any plan."""
+
+    checked: CheckedGraph
+    options: RunOptions
+    placing: Placing
+    cluster: Cluster | None
+    profile: Profile | None
+
+    def choose(self, options: RunOptions, lengths: StepLengths) -> ChosenPlan:
+        """The best whole plan for answers of these lengths."""
+        time_step = partial(simulate_step, profile=self.profile, lengths=lengths)
+        return choose_plan(
+            self.checked,
+            seed=options.seed,
+            threads=options.threads,
+            placing=replace(self.placing, stream=options.stream, part_tokens=options.part_tokens),
+            cluster=self.cluster,
+            profile=self.profile,
+            time_step=time_step,
+            lengths=lengths,
+        )
+
+
+def search_layouts(
+    checked: AnyChecked,
+    options: RunOptions,
+    placing: Placing,
+    cluster: Cluster | None,
+    profile: Profile | None,
+    make: MakePlan,
+) -> SearchedLayouts:
+    """Search the layouts of a run. placing: its wishes; make: plans options that leave nothing to a
+    search. Raises PlanError for what cannot be searched, and where there is no plan.
+    """
+    require_searchable(options)
+    if not isinstance(checked, CheckedGraph):
+        problem = "expected one graph, found a Program, whose phases have lengths of their own"
+        raise PlanError(
+            f"relayout: auto: {problem}. Fix: 16384=replicas.rollout=2, or leave it out."
+        )
+    run = SearchedRun(
+        checked=checked, options=options, placing=placing, cluster=cluster, profile=profile
+    )
+    return _LayoutSearch(run, make).run()
+
+
+class _LayoutSearch:
+    def __init__(self, run: SearchedRun, make: MakePlan) -> None:
+        self._run, self._make = run, make
+        self._base = self._options = replace(run.options, relayout={})
+        self._layouts: list[RunLayout] = []
+        self._plans: list[Plan] = []
+        self._considered: list[str] = []
+
+    def run(self) -> SearchedLayouts:
+        begun = self._run.choose(self._options, ASSUMED)
+        if begun.why_not:
+            return SearchedLayouts(why=begun.why_not)
+        require_generation(begun.plan)
+        self._options = keep_choice(self._options, [begun.plan])
+        points = list_points(begun.plan)
+        assert points is not None
+        for lengths in (*points.lengths.values(), ASSUMED):
+            self._add(self._run.choose(self._options, lengths))
+        grid = self._price(points)
+        table = make_table(
+            self._layouts, grid, switch_seconds=self._find_start(), begins=points.begins
+        )
+        return SearchedLayouts(table=table, considered=tuple(self._describe(grid)))
+
+    def _add(self, chosen: ChosenPlan) -> None:
+        """Add a layout, unless it is there; as the plan that the run would have of its options."""
+        if any(layout.text == chosen.name for layout in self._layouts):
+            return
+        options = write_wishes(self._options, chosen.wishes)
+        try:
+            plan = self._make(options).phases[0]
+        except PlanError as error:
+            problem = str(error).splitlines()[0]
+            self._considered.append(f"{chosen.name}: no such plan: {problem}")
+            return
+        room = find_room(plan, plan_costs(plan, self._run.profile))
+        changes = find_changes(self._base, options)
+        self._layouts.append(RunLayout(changes=changes, text=chosen.name, most=room))
+        self._plans.append(plan)
+
+    def _price(self, points: LivePoints) -> dict[int, tuple[float, ...]]:
+        """Seconds of a Step of each layout at each point."""
+        grid: dict[int, tuple[float, ...]] = {}
+        for live, lengths in points.lengths.items():
+            grid[live] = tuple(self._time(plan, lengths) for plan in self._plans)
+        return grid
+
+    def _time(self, plan: Plan, lengths: StepLengths) -> float:
+        """Seconds of a Step; infinite where a cache cannot hold a row."""
+        try:
+            return simulate_step(plan, self._run.profile, lengths)
+        except PlanError as error:
+            self._considered.append(str(error).splitlines()[0])
+            return math.inf
+
+    def _find_start(self) -> float:
+        """Seconds until the Workers of the slowest layout are open, which is most of a switch."""
+        starts = [0.0]
+        for plan in self._plans:
+            costs = plan_costs(plan, self._run.profile)
+            starts += map(costs.start, plan.workers)
+        return max(starts)
+
+    def _describe(self, grid: Mapping[int, Sequence[float]]) -> Iterator[str]:
+        """What was compared, at each point."""
+        for number, layout in enumerate(self._layouts):
+            room = f", room for {layout.most:,.0f} {LIVE_TOKENS}" if layout.most < math.inf else ""
+            yield f"layout {number + 1} of a search: {layout}{room}"
+        for live, seconds in grid.items():
+            times = ", ".join(f"{time:.3g}" for time in seconds)
+            yield f"{live:,} {LIVE_TOKENS}: {times} s a Step in these"
+        yield from dict.fromkeys(self._considered)
