@@ -120,7 +120,11 @@ def _table_or_word(kind: _TableValue, word: str) -> PrimitiveConstructorSpec[Any
     table = _table(kind)
 
     def read(words: list[str]) -> Any:
-        return word if words == [word] else table.instance_from_str(words)
+        if words == [word]:
+            return word
+        if word in words:
+            raise ValueError(f"expected {word} alone, or {kind.metavar}. Fix: {word}")
+        return table.instance_from_str(words)
 
     def write(setting: Any) -> list[str]:
         return [word] if setting == word else table.str_from_instance(setting)

@@ -2,13 +2,15 @@
 
     point      the best whole plan of a Step whose answers have these lengths
     layout     its wishes, as options that differ from the run's own
-    cell       the plan of these options, as the run would have it, simulated with other lengths
+    cell       the plan of these options, as the run would have it, priced with other lengths
 
 Owns: the search, its cost and its words. Does not own: points, room and which layouts stay
 (engine/plan/searched_table.py), the search of one plan (engine/plan/planner.py).
 
-What the price chooses of streamed Steps is chosen once, for answers of assumed lengths: a run keeps
-it. On CPUs without a profile, and with one device, there is nothing to search.
+The plan for answers of assumed lengths, which a run without a table would have, is one of the
+layouts; what its price chooses of streamed Steps counts for all, as a run keeps it. It alone is
+simulated: at each point prices of whole plans are compared, which take milliseconds. On CPUs
+without a profile, and with one device, there is nothing to search.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
 from engine.plan.costs import plan_costs
-from engine.plan.layout_choice import ChosenPlan
+from engine.plan.layout_choice import ChosenPlan, TimeStep
 from engine.plan.layout_table import LIVE_TOKENS, LayoutTable, RunLayout
 from engine.plan.options import RunOptions, keep_choice, write_wishes
 from engine.plan.placement import Placing
@@ -33,6 +35,7 @@ from engine.plan.priced_work import ASSUMED, StepLengths
 from engine.plan.program_plan import AnyPlan
 from engine.plan.relayout_option import find_changes, require_generation, require_searchable
 from engine.plan.searched_table import LivePoints, find_room, list_points, make_table
+from engine.plan.step_price import price_step
 from engine.simulation.step_seconds import simulate_step
 
 MakePlan = Callable[[RunOptions], AnyPlan]
@@ -57,9 +60,10 @@ class SearchedRun:
     cluster: Cluster | None
     profile: Profile | None
 
-    def choose(self, options: RunOptions, lengths: StepLengths) -> ChosenPlan:
-        """The best whole plan for answers of these lengths."""
-        time_step = partial(simulate_step, profile=self.profile, lengths=lengths)
+    def choose(
+        self, options: RunOptions, lengths: StepLengths, time_step: TimeStep | None = None
+    ) -> ChosenPlan:
+        """The best whole plan for answers of these lengths. time_step: None for the price."""
         return choose_plan(
             self.checked,
             seed=options.seed,
@@ -104,15 +108,22 @@ class _LayoutSearch:
         self._considered: list[str] = []
 
     def run(self) -> SearchedLayouts:
-        begun = self._run.choose(self._options, ASSUMED)
+        time_step = partial(simulate_step, profile=self._run.profile)
+        begun = self._run.choose(self._options, ASSUMED, time_step)
         if begun.why_not:
             return SearchedLayouts(why=begun.why_not)
         require_generation(begun.plan)
         self._options = keep_choice(self._options, [begun.plan])
         points = list_points(begun.plan)
         assert points is not None
-        for lengths in (*points.lengths.values(), ASSUMED):
-            self._add(self._run.choose(self._options, lengths))
+        self._add(begun)
+        for lengths in points.lengths.values():
+            chosen = self._run.choose(self._options, lengths)
+            try:
+                self._add(chosen)
+            except PlanError as error:
+                problem = str(error).splitlines()[0]
+                self._considered.append(f"{chosen.name}: no such plan: {problem}")
         grid = self._price(points)
         table = make_table(
             self._layouts, grid, switch_seconds=self._find_start(), begins=points.begins
@@ -120,16 +131,13 @@ class _LayoutSearch:
         return SearchedLayouts(table=table, considered=tuple(self._describe(grid)))
 
     def _add(self, chosen: ChosenPlan) -> None:
-        """Add a layout, unless it is there; as the plan that the run would have of its options."""
+        """Add a layout, unless it is there; as the plan that the run would have of its options.
+        Raises PlanError where there is none.
+        """
         if any(layout.text == chosen.name for layout in self._layouts):
             return
         options = write_wishes(self._options, chosen.wishes)
-        try:
-            plan = self._make(options).phases[0]
-        except PlanError as error:
-            problem = str(error).splitlines()[0]
-            self._considered.append(f"{chosen.name}: no such plan: {problem}")
-            return
+        (plan,) = self._make(options).phases
         room = find_room(plan, plan_costs(plan, self._run.profile))
         changes = find_changes(self._base, options)
         self._layouts.append(RunLayout(changes=changes, text=chosen.name, most=room))
@@ -145,7 +153,7 @@ class _LayoutSearch:
     def _time(self, plan: Plan, lengths: StepLengths) -> float:
         """Seconds of a Step; infinite where a cache cannot hold a row."""
         try:
-            return simulate_step(plan, self._run.profile, lengths)
+            return price_step(plan, lengths, profile=self._run.profile).seconds()
         except PlanError as error:
             self._considered.append(str(error).splitlines()[0])
             return math.inf
