@@ -70,12 +70,12 @@ class ChosenPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSeconds:
-    """How long a Step of a plan takes: by its price, and as it is simulated. Both raise PlanError
-    where nobody knows.
+    """How long a Step of a plan takes: by its price, and as it is simulated; None where the price is
+    to suffice. Both raise PlanError where nobody knows.
     """
 
     price: TimeStep
-    simulate: TimeStep
+    simulate: TimeStep | None
 
 
 def choose_layouts(
@@ -149,6 +149,8 @@ class _LayoutChoice:
 
     def _simulate(self, trials: Sequence[_TriedPlan]) -> list[_TriedPlan]:
         """Simulate those that are not much worse than the best. The best first."""
+        if self._seconds.simulate is None:
+            return sorted(trials, key=_score_of)
         most = min(trial.score for trial in trials) * _PLAUSIBLE
         simulated: list[_TriedPlan] = []
         for trial in trials:
@@ -171,7 +173,7 @@ class _LayoutChoice:
         return sorted(streamed, key=_score_of)
 
     def _time(self, trial: _TriedPlan, plan: Plan) -> _TriedPlan:
-        seconds = self._seconds.simulate(plan)
+        seconds = (self._seconds.simulate or self._seconds.price)(plan)
         return replace(trial, plan=plan, seconds=seconds, score=self._score(plan, seconds))
 
     def _score(self, plan: Plan, seconds: float) -> float:

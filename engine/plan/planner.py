@@ -69,8 +69,10 @@ def choose_plan(
     profile: Profile | None = None,
     time_step: TimeStep | None = None,
     lengths: StepLengths = ASSUMED,
+    plans: dict[str, Plan] | None = None,
 ) -> ChosenPlan:
-    """Decide as `make_plan` does, for answers of these lengths; also says by which wishes. Raises
+    """Decide as `make_plan` does, for answers of these lengths; also says by which wishes. plans:
+    of wishes that other lengths do not change, from earlier calls; takes those of this one. Raises
     PlanError.
     """
     cluster = cluster or detect()
@@ -80,10 +82,16 @@ def choose_plan(
         draft = _draft(checked, seed, threads, wishes, cluster, phase)
         return replace(draft, profile=profile)
 
+    def run_passes(wishes: Placing) -> Plan:
+        return _run_passes(checked, draft_of(wishes))
+
     def make(wishes: Placing) -> Plan:
-        return choose_stream(
-            wishes, profile, lambda each: _run_passes(checked, draft_of(each)), lengths
-        )
+        if plans is None or wishes.stream != "off":
+            return choose_stream(wishes, profile, run_passes, lengths)
+        key = repr(wishes)
+        if key not in plans:
+            plans[key] = run_passes(wishes)
+        return plans[key]
 
     if placing.search == "off":
         return ChosenPlan(plan=make(placing), wishes=placing, why_not="--search off")
@@ -92,7 +100,7 @@ def choose_plan(
         return price_step(plan, lengths, profile=profile).seconds()
 
     graph = read_graph(_run_until(draft_of(placing), place_nodes), lengths)
-    seconds = PlanSeconds(price=price, simulate=time_step or price)
+    seconds = PlanSeconds(price=price, simulate=time_step)
     return choose_layouts(placing, graph, cluster, make, seconds)
 
 

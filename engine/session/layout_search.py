@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dataflow.check import AnyChecked, CheckedGraph
@@ -59,6 +59,8 @@ class SearchedRun:
     placing: Placing
     cluster: Cluster | None
     profile: Profile | None
+    plans: dict[str, Plan] = field(default_factory=dict)
+    """Those that were made, by their wishes."""
 
     def choose(
         self, options: RunOptions, lengths: StepLengths, time_step: TimeStep | None = None
@@ -73,6 +75,7 @@ class SearchedRun:
             profile=self.profile,
             time_step=time_step,
             lengths=lengths,
+            plans=self.plans,
         )
 
 
