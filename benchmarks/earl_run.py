@@ -15,7 +15,7 @@ Planner, coordinator, policy and loop are the real ones; Workers are simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path

@@ -70,8 +70,8 @@ class ChosenPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSeconds:
-    """How long a Step of a plan takes: by its price, and as it is simulated; None where the price is
-    to suffice. Both raise PlanError where nobody knows.
+    """How long a Step of a plan takes: by its price, and as it is simulated (None: its price is
+    enough). Both raise PlanError where nobody knows.
     """
 
     price: TimeStep

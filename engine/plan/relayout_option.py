@@ -2,7 +2,8 @@
 writes them.
 
 Owns: reading the option into a table, what it cannot be combined with. Does not own: the table
-(layout_table.py), one option's text (option_texts.py), when a run switches (engine/coordinator/relayout_policy.py).
+(layout_table.py), one option's text (option_texts.py), when a run switches
+(engine/coordinator/relayout_policy.py).
 
 From so many live tokens on, options are as if the run were resumed with them; those of a higher
 number come on top of those of the lower ones. `--relayout auto` leaves the table to a search

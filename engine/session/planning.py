@@ -81,11 +81,13 @@ def plan(
     return planned.with_phases([replace(phase, considered=searched.considered)])
 
 
-def find_layouts(graph: Runnable, options: RunOptions) -> LayoutTable | None:
+def find_layouts(
+    graph: Runnable, options: RunOptions, *, simulated: bool = False
+) -> LayoutTable | None:
     """Search the layouts among which a run may switch, each as `plan` would plan it; None where
     nothing is searched, of which the plan says why. Raises GraphError, PlanError.
     """
-    return _read_task(graph, options, None, None, simulated=False).search(options).table
+    return _read_task(graph, options, None, None, simulated=simulated).search(options).table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
