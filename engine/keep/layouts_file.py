@@ -36,6 +36,7 @@ class _KeptLayout(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     changes: dict[str, Any]
     most: float | None = None
+    closed: str = ""
 
 
 class _KeptBucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,9 @@ class KeptLayouts(msgspec.Struct, frozen=True, kw_only=True):
         for layout in self.layouts:
             most = math.inf if layout.most is None else layout.most
             changes = _read_changes(layout.changes)
-            layouts.append(RunLayout(text=layout.text, changes=changes, most=most))
+            layouts.append(
+                RunLayout(text=layout.text, changes=changes, most=most, closed=layout.closed)
+            )
         buckets: list[LayoutBucket] = []
         for bucket in self.buckets:
             seconds = tuple(math.inf if time is None else time for time in bucket.seconds)
@@ -98,7 +101,9 @@ def encode_layouts(table: LayoutTable, present: int, switches: tuple[KeptSwitch,
 
 def _keep_layout(layout: RunLayout) -> _KeptLayout:
     most = layout.most if math.isfinite(layout.most) else None
-    return _KeptLayout(text=layout.text, changes=dict(layout.changes), most=most)
+    return _KeptLayout(
+        text=layout.text, changes=dict(layout.changes), most=most, closed=layout.closed
+    )
 
 
 def _keep_bucket(bucket: LayoutBucket) -> _KeptBucket:

@@ -26,12 +26,14 @@ LIVE_TOKENS = "live tokens"
 class RunLayout:
     """A layout of a run. changes: options that differ from the run's own, by name, with all that
     the option then is. text: the same as the user would write it, of a search in words; empty for
-    the run's own. most: live tokens with which it fits.
+    the run's own. most: live tokens with which it fits. closed: why it cannot be had; empty if it
+    can.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     most: float = math.inf
+    closed: str = ""
 
     def __str__(self) -> str:
         return self.text or "the run's own options"
@@ -84,7 +86,13 @@ class LayoutTable:
 
     def fits(self, layout: int, live_tokens: float) -> bool:
         """Whether a layout fits, as far as is known."""
-        return live_tokens <= self.layouts[layout].most
+        return not self.layouts[layout].closed and live_tokens <= self.layouts[layout].most
+
+    def close(self, layout: int, why: str) -> LayoutTable:
+        """The same table, of which a layout is never chosen again."""
+        layouts = list(self.layouts)
+        layouts[layout] = replace(layouts[layout], closed=why)
+        return replace(self, layouts=tuple(layouts))
 
     def lines(self) -> list[str]:
         """The table in words, a line for all buckets beside each other with one layout."""

@@ -3,6 +3,7 @@
     the attempt that ends          its checkpoint is written, its Workers are gone
     switch                         layouts.json, plan.json, plan.txt and changes.json are written
     the attempt that begins        from that checkpoint, as a resume with other options begins
+    it cannot be opened            the layout is closed, and the run goes on with the one before
 
 Owns: the plans, the present one, the records of a switch, what it took. Does not own: when a run
 switches (engine/coordinator/relayout_policy.py), what an attempt is (attempts.py).
@@ -14,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dataflow.errors import PlanError
+from dataflow.errors import DataflowError, PlanError
 from engine.coordinator.relayout_policy import RelayoutPolicy
 from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceRecord
@@ -57,12 +58,13 @@ class RunLayouts:
     def __init__(
         self,
         table: LayoutTable,
-        layouts: Sequence[PlannedLayout],
+        layouts: Sequence[PlannedLayout | None],
         present: int,
         switches: tuple[KeptSwitch, ...] = (),
     ) -> None:
-        """present: the number of the layout to begin with. switches: those before."""
-        self._table = table
+        """layouts: None for one that is closed. present: the number of the first. switches: those
+        before.
+        """
         self._layouts = layouts
         self._switches = switches
         self.policy = RelayoutPolicy(table, present)
@@ -74,13 +76,20 @@ class RunLayouts:
     @property
     def present(self) -> PlannedLayout:
         """The layout that the run has now."""
-        return self._layouts[self.policy.layout]
+        present = self._layouts[self.policy.layout]
+        assert present is not None  # what is closed is never chosen
+        return present
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a layout that was switched to is not open yet."""
+        return self._is_switching
 
     @property
     def plans(self) -> list[Plan]:
         """Of each phase in each layout."""
         plans: list[Plan] = []
-        for layout in self._layouts:
+        for layout in filter(None, self._layouts):
             plans += layout.planned.phases
         return plans
 
@@ -93,7 +102,7 @@ class RunLayouts:
 
     def write(self, folder: RunFolder) -> None:
         """Write layouts.json."""
-        text = encode_layouts(self._table, self.policy.layout, self._switches)
+        text = encode_layouts(self.policy.table, self.policy.layout, self._switches)
         folder.write_text(LAYOUTS, text)
 
     def take(self, event: InstructionTold | EventHeard | Opened) -> None:
@@ -111,10 +120,10 @@ class RunLayouts:
         latest = CheckpointStore(folder.checkpoints, keep=self.present.options.keep).latest()
         assert latest is not None  # it was just written
         before = self.present.planned
-        layout = self._table.layouts[relayout.layout]
+        layout = self.policy.table.layouts[relayout.layout]
         _log.warning(
-            "from step %d on: layout %d (%s), as there were %s",
-            *(latest.step + 1, relayout.layout, layout, relayout.reason),
+            "from step %d on: layout %d (%s), %s",
+            *(latest.step + 1, relayout.layout, layout, _tell_why(relayout, self.policy.table)),
         )
         switch = KeptSwitch(
             step=latest.step,
@@ -135,13 +144,30 @@ class RunLayouts:
         folder.write_text("plan.txt", explain(planned))
         return begins
 
+    def give_up(self, error: DataflowError) -> Relayout:
+        """Close the layout that could not be opened; returns the switch to the one before. Raises
+        the error where that could not be opened, either.
+        """
+        opening, latest = self._switches[-1], self.policy.table.layouts
+        if latest[opening.before].closed:
+            raise error
+        why = str(error).partition("\n")[0]
+        self.policy.close(opening.layout, why)
+        return Relayout(
+            step=opening.step,
+            before=opening.layout,
+            layout=opening.before,
+            reason=why,
+            forced=True,
+        )
+
     def _add_changes(
         self, record: ProvenanceRecord, switch: KeptSwitch, before: AnyPlan, after: AnyPlan
     ) -> ProvenanceRecord:
         """What a resume with the other layout would record, and why."""
-        layouts = self._table.layouts
+        layouts = self.policy.table.layouts
         old = f"{switch.before} ({layouts[switch.before]})"
-        new = f"{switch.layout} ({layouts[switch.layout]}), as there were {switch.reason}"
+        new = f"{switch.layout} ({layouts[switch.layout]}), {_tell_why(switch, self.policy.table)}"
         step = switch.step + 1
         changes = [AcceptedChange(step=step, where=WHERE, what="layout", old=old, new=new)]
         for each in layout_changes(before.to_json(), after.to_json()):
@@ -151,6 +177,13 @@ class RunLayouts:
                 )
             )
         return replace(record, changes=(*record.changes, *changes))
+
+
+def _tell_why(relayout: Relayout | KeptSwitch, table: LayoutTable) -> str:
+    """Why there was a switch: what was measured, or that another layout cannot be had."""
+    if table.layouts[relayout.before].closed:
+        return f"as layout {relayout.before} cannot be opened: {relayout.reason}"
+    return f"as there were {relayout.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +213,8 @@ def plan_run(
     table = table or _find_table(options, search)
     if table is None:
         return _plan_one(options, make)
-    layouts = RunLayouts(table, _plan_all(table, options, make), table.first)
+    table, planned = _plan_all(table, options, make)
+    layouts = RunLayouts(table, planned, table.first)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
@@ -193,8 +227,9 @@ def plan_resumed(
     asks_anew: bool,
 ) -> PlannedRun:
     """Plan what a run goes on with: the layouts of its folder, in that which it had last; where the
-    resume asks for others, these, in the same if it is among them. Raises RunError for a damaged
-    record, GraphError, PlanError.
+    resume asks for others, these, in the same if it is among them. A layout of its folder that
+    cannot be planned is closed, unless it is the last. Raises RunError for a damaged record,
+    GraphError, PlanError.
     """
     recorded = read_layouts(folder.path)
     if recorded is None:
@@ -209,7 +244,8 @@ def plan_resumed(
     last = recorded.layouts[recorded.present].text
     if last in texts:
         number = texts.index(last)
-    layouts = RunLayouts(table, _plan_all(table, options, make), number, recorded.switches)
+    table, planned = _plan_all(table, options, make, needed=None if asks_anew else number)
+    layouts = RunLayouts(table, planned, number, recorded.switches)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
@@ -223,21 +259,32 @@ def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
     return PlannedRun(options=options, present=present)
 
 
-def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[PlannedLayout]:
-    layouts: list[PlannedLayout] = []
+def _plan_all(
+    table: LayoutTable, options: RunOptions, make: MakePlan, needed: int | None = None
+) -> tuple[LayoutTable, list[PlannedLayout | None]]:
+    """Plan every layout. needed: the only one that has to be; the others are closed where they
+    cannot be planned. None: all.
+    """
+    layouts: list[PlannedLayout | None] = []
     for number, layout in enumerate(table.layouts):
         # What the price has chosen of streamed Steps stays as the first layout has it.
-        if layouts:
-            options = keep_choice(options, layouts[0].planned.phases)
+        first = next(filter(None, layouts), None)
+        if first is not None:
+            options = keep_choice(options, first.planned.phases)
         changed = replace(options, **layout.changes, relayout={})
         try:
             planned = make(changed)
         except PlanError as error:
+            if needed not in (None, number):
+                _log.warning("layout %d (%s) cannot be planned: %s", number, layout, error)
+                table = table.close(number, str(error).partition("\n")[0])
+                layouts.append(None)
+                continue
             if not layout.changes:
                 raise
             raise PlanError(f"relayout: layout {number} ({layout}): {error}") from error
-        if not number:
+        if first is None:
             require_generation(planned)
         planned = note_layouts(planned, table)
         layouts.append(PlannedLayout(options=changed, planned=planned))
-    return layouts
+    return table, layouts

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataflow.carried_weights import Carried
-from dataflow.errors import CheckpointError, RunError, nearest
+from dataflow.errors import CheckpointError, DataflowError, RunError, StorageError, nearest
 from dataflow.graph import Phase
 from dataflow.program import phase_label
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
@@ -75,15 +75,21 @@ def run_phases(
             frame.log.warn(warning)
         while True:
             plan = begin_phase(planned, place, folder)
-            phase_end = run_phase(
-                frame,
-                plan,
-                replace(options, steps=phase_steps(planned, place.number, options)),
-                folder,
-                replace(hooks, threshold=phase_of(planned, place.number).until),
-                replace(begins, checkpoint=place.checkpoint),
-                layouts,
-            )
+            try:
+                phase_end: tuple[Result, bool] | Relayout = run_phase(
+                    frame,
+                    plan,
+                    replace(options, steps=phase_steps(planned, place.number, options)),
+                    folder,
+                    replace(hooks, threshold=phase_of(planned, place.number).until),
+                    replace(begins, checkpoint=place.checkpoint),
+                    layouts,
+                )
+            except DataflowError as error:
+                # A disk that is full is no fault of a layout.
+                if layouts is None or not layouts.is_opening or isinstance(error, StorageError):
+                    raise
+                phase_end = layouts.give_up(error)
             if isinstance(phase_end, Relayout):
                 assert layouts is not None
                 begins = layouts.switch(phase_end, folder, begins)
