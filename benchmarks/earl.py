@@ -27,7 +27,13 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.earl_run import GrowingRun, make_grid_table, plan_layouts, simulate_run
+from benchmarks.earl_run import (
+    GrowingRun,
+    list_contexts,
+    make_grid_table,
+    plan_layouts,
+    simulate_run,
+)
 from benchmarks.gpu_plans import GpuPlan, make_graph, write_inputs
 from benchmarks.published import UNTUNED, earl, gpus, inputs, sizes
 from benchmarks.published_schedules import cache_room
@@ -101,9 +107,9 @@ def show_catalogue() -> Iterator[SideResult]:
 def show_run(folder: Path, *, steps: int) -> Iterator[SideResult]:
     """A run with each layout alone, and one that switches."""
     plans = plan_layouts(folder)
-    table = make_grid_table(plans)
-    four, eight = (simulate_run(plans, table, steps, layout=layout) for layout in (TP4, TP8))
-    switching = simulate_run(plans, table, steps)
+    table, contexts = make_grid_table(plans), list_contexts(steps)
+    four, eight = (simulate_run(plans, table, contexts, layout=layout) for layout in (TP4, TP8))
+    switching = simulate_run(plans, table, contexts)
     best = sum(map(min, four.seconds, eight.seconds))
     title = f"run/{steps} steps from 1K to 32K"
     runs: dict[str, GrowingRun] = {"TP 4": four, "TP 8": eight, "switching": switching}

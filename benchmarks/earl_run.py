@@ -29,7 +29,7 @@ from engine.coordinator.relayout_policy import RelayoutPolicy
 from engine.coordinator.run_settings import Settings
 from engine.plan.cost.decode import schedule_decode
 from engine.plan.costs import PlanCosts, plan_costs
-from engine.plan.layout_table import LayoutTable, RunLayout, measured_table
+from engine.plan.layout_table import LayoutBucket, LayoutTable, RunLayout, measured_table
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.row_lengths import RowLengths
@@ -163,10 +163,10 @@ class _GrowingLengths(DrawnLengths):
         return self._contexts[steps] - PROMPT
 
 
-def list_contexts(steps: int) -> list[int]:
+def list_contexts(steps: int, shortest: int = SHORTEST) -> list[int]:
     """Tokens of a row of each Step, in equal shares of growth."""
-    growth = (LONGEST / SHORTEST) ** (1.0 / (steps - 1))
-    return [min(LONGEST, round(SHORTEST * growth**step)) for step in range(steps)]
+    growth = (LONGEST / shortest) ** (1.0 / (steps - 1))
+    return [min(LONGEST, round(shortest * growth**step)) for step in range(steps)]
 
 
 def make_grid_table(plans: Sequence[Plan]) -> LayoutTable:
@@ -227,15 +227,20 @@ class _Course:
 
 
 def simulate_run(
-    plans: Sequence[Plan], table: LayoutTable, steps: int, *, layout: int | None = None
+    plans: Sequence[Plan],
+    table: LayoutTable,
+    contexts: Sequence[int],
+    *,
+    layout: int | None = None,
 ) -> GrowingRun:
-    """Run to the end. layout: the only one; None: as the policy switches."""
-    contexts = list_contexts(steps)
-    fixed = LayoutTable(layouts=table.layouts, buckets=(replace(table.buckets[0], best=TP4),))
+    """Run to the end. contexts: tokens of a row of each Step. layout: the only one; None: as the
+    policy switches.
+    """
     if layout is not None:
-        fixed = LayoutTable(layouts=(RunLayout(),), buckets=(replace(fixed.buckets[0], best=0),))
+        bucket = LayoutBucket(start=0, best=0)
+        table = LayoutTable(layouts=(RunLayout(),), buckets=(bucket,))
         plans = (plans[layout],)
-    course = _Course(plans, RelayoutPolicy(fixed if layout is not None else table), contexts)
+    course = _Course(plans, RelayoutPolicy(table), contexts)
     seconds: list[float] = []
     switches: list[tuple[int, int, int]] = []
     switching = 0.0
@@ -246,8 +251,9 @@ def simulate_run(
             break
         switches.append((relayout.step, relayout.before, relayout.layout))
         course.policy.note_switch(relayout.layout)
-        switching += _start_seconds(plans[relayout.layout])
-        course.policy.note_cost(switching)
+        cost = _start_seconds(plans[relayout.layout])
+        course.policy.note_cost(cost)
+        switching += cost
     return GrowingRun(
         seconds=tuple(seconds),
         sent_back=course.sent_back,

@@ -31,7 +31,7 @@ from engine.plan.program_plan import AnyPlan
 from engine.plan.relayout_option import read_relayout, require_generation
 from engine.protocol.events import EventHeard, InstructionTold, Opened
 from engine.protocol.messages import Relayout, StepClosed
-from engine.session.planning import note_layouts
+from engine.session.planning import LAYOUTS_NOTE, ONE_LAYOUT_NOTE, note_layouts
 from engine.session.run_beginning import Beginning, write_changes
 
 _log = logging.getLogger(__name__)
@@ -177,6 +177,16 @@ class RunLayouts:
                 )
             )
         return replace(record, changes=(*record.changes, *changes))
+
+
+def tell_layouts(planned_run: PlannedRun) -> None:
+    """Say what a search has found, as a run with `--relayout auto` begins."""
+    if planned_run.options.relayout != AUTO:
+        return
+    (plan,) = planned_run.present.planned.phases
+    for note in plan.notes:
+        if note.startswith((LAYOUTS_NOTE, ONE_LAYOUT_NOTE)):
+            _log.warning("%s", note)
 
 
 def _tell_why(relayout: Relayout | KeptSwitch, table: LayoutTable) -> str:

@@ -33,7 +33,7 @@ from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
 from engine.protocol.messages import Relayout
 from engine.session.attempts import RunFrame, StepHooks, has_passed, run_phase
-from engine.session.layouts import PlannedRun
+from engine.session.layouts import PlannedRun, tell_layouts
 from engine.session.merged_beginnings import merge_beginnings
 from engine.session.run_beginning import Beginning
 from engine.session.run_result import Result
@@ -73,6 +73,7 @@ def run_phases(
         frame = RunFrame(planned_run.plans, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
+        tell_layouts(planned_run)
         while True:
             plan = begin_phase(planned, place, folder)
             try:

@@ -34,6 +34,8 @@ from engine.session.layout_search import SearchedLayouts, search_layouts
 from engine.simulation.step_seconds import simulate_step
 
 Runnable = AnyGraph | AnyChecked
+LAYOUTS_NOTE, ONE_LAYOUT_NOTE = "layouts: ", "one layout: "
+"""How notes of a plan begin on the layouts among which a run switches, and on why there is one."""
 
 
 @overload
@@ -74,7 +76,7 @@ def plan(
     searched = task.search(options)
     alone = replace(options, relayout={})
     if searched.table is None:
-        return _add_notes(task.plan(alone), [f"one layout: {searched.why}"])
+        return _add_notes(task.plan(alone), [f"{ONE_LAYOUT_NOTE}{searched.why}"])
     first = searched.table.layouts[searched.table.first]
     planned = note_layouts(task.plan(replace(alone, **first.changes)), searched.table)
     (phase,) = planned.phases
@@ -141,7 +143,7 @@ def note_layouts(planned: AnyPlan, table: LayoutTable | None) -> AnyPlan:
     """Add the layouts among which a run may switch to the notes of each plan."""
     if table is None:
         return planned
-    return _add_notes(planned, [f"layouts: {line}" for line in table.lines()])
+    return _add_notes(planned, [f"{LAYOUTS_NOTE}{line}" for line in table.lines()])
 
 
 def _add_notes(planned: AnyPlan, notes: Sequence[str]) -> AnyPlan:
