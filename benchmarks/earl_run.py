@@ -186,7 +186,7 @@ def make_grid_table(plans: Sequence[Plan]) -> LayoutTable:
 
 
 @dataclass(slots=True)
-class _Course:
+class _GrowingAttempts:
     """A run over its attempts."""
 
     plans: Sequence[Plan]
@@ -240,7 +240,7 @@ def simulate_run(
         bucket = LayoutBucket(start=0, best=0)
         table = LayoutTable(layouts=(RunLayout(),), buckets=(bucket,))
         plans = (plans[layout],)
-    course = _Course(plans, RelayoutPolicy(table), contexts)
+    course = _GrowingAttempts(plans, RelayoutPolicy(table), contexts)
     seconds: list[float] = []
     switches: list[tuple[int, int, int]] = []
     switching = 0.0

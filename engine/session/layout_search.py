@@ -34,7 +34,7 @@ from engine.plan.planner import choose_plan
 from engine.plan.priced_work import ASSUMED, StepLengths
 from engine.plan.program_plan import AnyPlan
 from engine.plan.relayout_option import find_changes, require_generation, require_searchable
-from engine.plan.searched_table import LivePoints, find_room, list_points, make_table
+from engine.plan.searched_table import LEAST_GAIN, LivePoints, find_room, list_points, make_table
 from engine.plan.step_price import price_step
 from engine.simulation.step_seconds import simulate_step
 
@@ -131,7 +131,7 @@ class _LayoutSearch:
         table = make_table(
             self._layouts, grid, switch_seconds=self._find_start(), begins=points.begins
         )
-        return SearchedLayouts(table=table, considered=tuple(self._describe(grid)))
+        return SearchedLayouts(table=table, considered=tuple(self._describe(table, grid)))
 
     def _add(self, chosen: ChosenPlan) -> None:
         """Add a layout, unless it is there; as the plan that the run would have of its options.
@@ -169,12 +169,16 @@ class _LayoutSearch:
             starts += map(costs.start, plan.workers)
         return max(starts)
 
-    def _describe(self, grid: Mapping[int, Sequence[float]]) -> Iterator[str]:
+    def _describe(self, table: LayoutTable, grid: Mapping[int, Sequence[float]]) -> Iterator[str]:
         """What was compared, at each point."""
-        for number, layout in enumerate(self._layouts):
-            room = f", room for {layout.most:,.0f} {LIVE_TOKENS}" if layout.most < math.inf else ""
-            yield f"layout {number + 1} of a search: {layout}{room}"
+        names = [str(layout) for layout in table.layouts]
+        for layout in self._layouts:
+            place = f"left out, as others are within {LEAST_GAIN:.0%}"
+            if layout.text in names:
+                place = f"layout {names.index(layout.text)}"
+            room = f"; room for {layout.most:,.0f} {LIVE_TOKENS}" if layout.most < math.inf else ""
+            yield f"{layout} ({place}{room})"
         for live, seconds in grid.items():
             times = ", ".join(f"{time:.3g}" for time in seconds)
-            yield f"{live:,} {LIVE_TOKENS}: {times} s a Step in these"
+            yield f"{live:,} {LIVE_TOKENS}: {times} s a Step in these, by price"
         yield from dict.fromkeys(self._considered)

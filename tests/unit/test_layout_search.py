@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from dataflow.check import check
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.program import Program
+from engine.keep.layouts_file import LAYOUTS, encode_layouts
+from engine.keep.run_folder import RunFolder
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.layout_table import RunLayout, measured_table
 from engine.plan.options import AUTO, RunOptions, make_placing, write_wishes
 from engine.plan.plan import Plan
 from engine.plan.planner import choose_plan, make_plan
-from engine.session.layouts import plan_run
+from engine.session.layouts import plan_resumed, plan_run
 from engine.session.planning import plan
 from tests.kit.graphs import grpo_graph, small_ppo
 from tests.kit.plans import headers
@@ -67,7 +70,7 @@ def test_a_plan_has_the_table_and_the_layout_that_a_run_begins_with() -> None:
     assert "44,800 live tokens from layouts" not in explain(with_table)
     text = explain(with_table, why=True, width=200)
     assert "179,200 live tokens: " in text
-    assert "layout 1 of a search: " in text
+    assert " (layout 0)" in text
     assert with_table.nodes == planned(grpo(), relayout={}).nodes
 
 
@@ -109,7 +112,30 @@ def test_a_run_begins_with_the_layout_of_what_it_is_expected_to_have() -> None:
         assert planned_run.layouts is not None
         assert planned_run.layouts.policy.layout == number
         assert planned_run.present.options.threads == (None, 1)[number]
+
     alone = plan_run(None, options, make, lambda _: None)
     assert alone.layouts is None
     (planned_alone,) = alone.present.planned.phases
     assert any(note.startswith("one layout: ") for note in planned_alone.notes)
+
+
+def test_a_resume_closes_what_cannot_be_planned_any_more(tmp_path: Path) -> None:
+    options = RunOptions(relayout=AUTO)
+    checked = check(grpo(), headers)
+    layouts = (RunLayout(), RunLayout(text="threads=64", changes={"threads": 64}))
+    table = measured_table(layouts, {1000: (1.0, 2.0), 4000: (4.0, 3.0)})
+
+    def make(changed: RunOptions) -> Plan:
+        if changed.threads:
+            raise PlanError("threads: this machine has 8 cores.")
+        return plan(checked, changed, cluster=Cluster(cores=8, memory=64 * GIB))
+
+    with RunFolder.create("moved", tmp_path) as folder:
+        folder.write_text(LAYOUTS, encode_layouts(table, 0, ()))
+        resumed = plan_resumed(folder, options, make, lambda _: None, asks_anew=False)
+        assert resumed.layouts is not None
+        closed = [layout.closed for layout in resumed.layouts.policy.table.layouts]
+        assert closed == ["", "threads: this machine has 8 cores."]
+        folder.write_text(LAYOUTS, encode_layouts(table, 1, ()))
+        with pytest.raises(PlanError, match=r"layout 1 \(threads=64\): threads: this machine"):
+            plan_resumed(folder, options, make, lambda _: None, asks_anew=False)

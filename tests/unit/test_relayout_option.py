@@ -65,7 +65,8 @@ def test_a_measured_table_begins_half_way_and_fits_up_to_what_was_measured() -> 
 
 def test_a_table_is_kept_with_what_was_switched(tmp_path: Path) -> None:
     layouts = (RunLayout(), RunLayout(text="two", changes={"replicas": {"rollout": 2}}))
-    table = measured_table(layouts, {1024: (1.0, 2.0), 4096: (math.inf, 1.0)}, switch_seconds=3.0)
+    grid = {1024: (1.0, 2.0), 4096: (math.inf, 1.0)}
+    table = measured_table(layouts, grid, switch_seconds=3.0, begins=2000.0).close(0, "lost")
     switch = KeptSwitch(step=3, before=0, layout=1, reason="they grew", forced=True)
     (tmp_path / LAYOUTS).write_text(encode_layouts(table, 1, (switch,)))
     restored = read_layouts(tmp_path)

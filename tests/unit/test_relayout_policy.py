@@ -159,6 +159,16 @@ def test_a_table_without_seconds_is_followed() -> None:
     assert switch.reason == ("3000 live tokens (the last step 3000): the table has layout 1 there")
 
 
+def test_a_closed_layout_is_never_chosen() -> None:
+    buckets = tuple(LayoutBucket(start=1000 * best, best=best) for best in range(3))
+    table = LayoutTable(layouts=tuple(RunLayout() for _ in range(3)), buckets=buckets)
+    closed = table.close(1, "no device")
+    trace = [500.0] * 3 + [1500.0] * 5 + [2700.0] * 5 + [1500.0] * 5
+    assert set(course(table, trace)) == {0, 1, 2}
+    assert set(course(closed, trace)) == {0, 2}
+    assert course(closed, trace)[-1] == 2, "there is no reason to leave the present one"
+
+
 def test_a_switch_that_costs_more_than_it_saves_waits() -> None:
     dear = RelayoutPolicy(measure_table(switch_seconds=6.0))  # 100 Steps save 5 s
     cheap = RelayoutPolicy(measure_table(switch_seconds=1.0))
