@@ -3,7 +3,7 @@
     points      powers of two of live tokens, up to all rows at their longest
     layouts     the best whole plan of each point, those that differ
     cells       seconds of a Step of each layout at each point; infinite where it has no room
-    table       as few layouts as lose little at any point
+    table       as few layouts, and changes between them, as lose little at any point
 
 Owns: which points there are, what has room, which layouts stay. Does not own: finding and pricing a
 plan (engine/session/layout_search.py), the table and its look-ups (layout_table.py).
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from engine.plan.cost.distribution import assume_mean, assumed_answers
 from engine.plan.costs import PlanCosts
-from engine.plan.layout_table import LayoutTable, RunLayout, measured_table
+from engine.plan.layout_table import LayoutBucket, LayoutTable, RunLayout, measured_table
 from engine.plan.lengths import greatest_lengths
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.priced_work import ASSUMED, PricedWork, StepLengths
@@ -117,7 +117,22 @@ def make_table(
     numbers = _choose_few(cells)
     chosen = [replace(layouts[number], most=rooms[number]) for number in numbers]
     few = {live: [seconds[number] for number in numbers] for live, seconds in cells.items()}
-    return measured_table(chosen, few, switch_seconds=switch_seconds, begins=begins)
+    table = measured_table(chosen, few, switch_seconds=switch_seconds, begins=begins)
+    return replace(table, buckets=tuple(_go_on(table.buckets)))
+
+
+def _go_on(buckets: Sequence[LayoutBucket]) -> Iterator[LayoutBucket]:
+    """Each bucket with the layout of the one before it, where that is little longer than the best:
+    what simulations differ by is worth no switch.
+    """
+    before: LayoutBucket | None = None
+    for bucket in buckets:
+        if before is not None:
+            seconds, least = bucket.seconds[before.best], min(bucket.seconds)
+            if seconds <= least * (1.0 + LEAST_GAIN) and math.isfinite(least):
+                bucket = replace(bucket, best=before.best)
+        yield bucket
+        before = bucket
 
 
 def _let_room(layouts: Sequence[RunLayout], grid: Mapping[int, Sequence[float]]) -> list[float]:

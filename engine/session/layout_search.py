@@ -2,21 +2,21 @@
 
     point      the best whole plan of a Step whose answers have these lengths
     layout     its wishes, as options that differ from the run's own
-    cell       the plan of these options, as the run would have it, priced with other lengths
+    cell       the plan of these options, as the run would have it, simulated with other lengths
 
 Owns: the search, its cost and its words. Does not own: points, room and which layouts stay
 (engine/plan/searched_table.py), the search of one plan (engine/plan/planner.py).
 
 The plan for answers of assumed lengths, which a run without a table would have, is one of the
-layouts; what its price chooses of streamed Steps counts for all, as a run keeps it. It alone is
-simulated: at each point prices of whole plans are compared, which take milliseconds. On CPUs
-without a profile, and with one device, there is nothing to search.
+layouts; what its price chooses of streamed Steps counts for all, as a run keeps it. At each point
+prices of whole plans are compared, which take milliseconds; only the few layouts that are left by
+these are simulated. On CPUs without a profile, and with one device, there is nothing to search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -34,7 +34,7 @@ from engine.plan.planner import choose_plan
 from engine.plan.priced_work import ASSUMED, StepLengths
 from engine.plan.program_plan import AnyPlan
 from engine.plan.relayout_option import find_changes, require_generation, require_searchable
-from engine.plan.searched_table import LEAST_GAIN, LivePoints, find_room, list_points, make_table
+from engine.plan.searched_table import LivePoints, find_room, list_points, make_table
 from engine.plan.step_price import price_step
 from engine.simulation.step_seconds import simulate_step
 
@@ -102,13 +102,25 @@ def search_layouts(
     return _LayoutSearch(run, make).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A layout, with the plan that a run has of its options."""
+
+    layout: RunLayout
+    plan: Plan
+
+
+_TimePlan = Callable[[Plan, StepLengths], float]
+_Grid = dict[int, tuple[float, ...]]
+"""Live tokens -> seconds of a Step of each candidate."""
+
+
 class _LayoutSearch:
     def __init__(self, run: SearchedRun, make: MakePlan) -> None:
         self._run, self._make = run, make
         self._base = self._options = replace(run.options, relayout={})
-        self._layouts: list[RunLayout] = []
-        self._plans: list[Plan] = []
-        self._considered: list[str] = []
+        self._candidates: list[_Candidate] = []
+        self._problems: list[str] = []
 
     def run(self) -> SearchedLayouts:
         time_step = partial(simulate_step, profile=self._run.profile)
@@ -120,65 +132,78 @@ class _LayoutSearch:
         points = list_points(begun.plan)
         assert points is not None
         self._add(begun)
+        self._find(points)
+        grid = self._fill(points, self._candidates, self._price)
+        considered = list(_describe(self._candidates, grid, "by price"))
+        few = make_table([each.layout for each in self._candidates], grid).layouts
+        names = {layout.text for layout in few} | {begun.name}
+        finalists = [each for each in self._candidates if each.layout.text in names]
+        if len(self._candidates) > 1:
+            grid = self._fill(points, finalists, self._simulate)
+            considered += _describe(finalists, grid, "simulated")
+        table = make_table(
+            [each.layout for each in finalists],
+            grid,
+            switch_seconds=max(map(self._find_start, finalists)),
+            begins=points.begins,
+        )
+        considered += dict.fromkeys(self._problems)
+        return SearchedLayouts(table=table, considered=tuple(considered))
+
+    def _find(self, points: LivePoints) -> None:
+        """Add the best layout of each point."""
         for lengths in points.lengths.values():
             chosen = self._run.choose(self._options, lengths)
             try:
                 self._add(chosen)
             except PlanError as error:
-                problem = str(error).splitlines()[0]
-                self._considered.append(f"{chosen.name}: no such plan: {problem}")
-        grid = self._price(points)
-        table = make_table(
-            self._layouts, grid, switch_seconds=self._find_start(), begins=points.begins
-        )
-        return SearchedLayouts(table=table, considered=tuple(self._describe(table, grid)))
+                self._note(f"{chosen.name}: no such plan: ", error)
+
+    def _note(self, what: str, error: PlanError) -> None:
+        self._problems.append(what + str(error).splitlines()[0])
 
     def _add(self, chosen: ChosenPlan) -> None:
         """Add a layout, unless it is there; as the plan that the run would have of its options.
         Raises PlanError where there is none.
         """
-        if any(layout.text == chosen.name for layout in self._layouts):
+        if any(each.layout.text == chosen.name for each in self._candidates):
             return
         options = write_wishes(self._options, chosen.wishes)
         (plan,) = self._make(options).phases
         room = find_room(plan, plan_costs(plan, self._run.profile))
         changes = find_changes(self._base, options)
-        self._layouts.append(RunLayout(changes=changes, text=chosen.name, most=room))
-        self._plans.append(plan)
+        layout = RunLayout(changes=changes, text=chosen.name, most=room)
+        self._candidates.append(_Candidate(layout, plan))
 
-    def _price(self, points: LivePoints) -> dict[int, tuple[float, ...]]:
-        """Seconds of a Step of each layout at each point."""
-        grid: dict[int, tuple[float, ...]] = {}
+    def _fill(self, points: LivePoints, candidates: Sequence[_Candidate], time: _TimePlan) -> _Grid:
+        """Time a Step of each at each point; infinite where a cache cannot hold a row."""
+        grid: _Grid = {}
         for live, lengths in points.lengths.items():
-            grid[live] = tuple(self._time(plan, lengths) for plan in self._plans)
+            seconds: list[float] = []
+            for each in candidates:
+                try:
+                    seconds.append(time(each.plan, lengths))
+                except PlanError as error:
+                    self._note(f"{each.layout}, {live:,} {LIVE_TOKENS}: ", error)
+                    seconds.append(math.inf)
+            grid[live] = tuple(seconds)
         return grid
 
-    def _time(self, plan: Plan, lengths: StepLengths) -> float:
-        """Seconds of a Step; infinite where a cache cannot hold a row."""
-        try:
-            return price_step(plan, lengths, profile=self._run.profile).seconds()
-        except PlanError as error:
-            self._considered.append(str(error).splitlines()[0])
-            return math.inf
+    def _price(self, plan: Plan, lengths: StepLengths) -> float:
+        return price_step(plan, lengths, profile=self._run.profile).seconds()
 
-    def _find_start(self) -> float:
-        """Seconds until the Workers of the slowest layout are open, which is most of a switch."""
-        starts = [0.0]
-        for plan in self._plans:
-            costs = plan_costs(plan, self._run.profile)
-            starts += map(costs.start, plan.workers)
-        return max(starts)
+    def _simulate(self, plan: Plan, lengths: StepLengths) -> float:
+        return simulate_step(plan, self._run.profile, lengths)
 
-    def _describe(self, table: LayoutTable, grid: Mapping[int, Sequence[float]]) -> Iterator[str]:
-        """What was compared, at each point."""
-        names = [str(layout) for layout in table.layouts]
-        for layout in self._layouts:
-            place = f"left out, as others are within {LEAST_GAIN:.0%}"
-            if layout.text in names:
-                place = f"layout {names.index(layout.text)}"
-            room = f"; room for {layout.most:,.0f} {LIVE_TOKENS}" if layout.most < math.inf else ""
-            yield f"{layout} ({place}{room})"
-        for live, seconds in grid.items():
-            times = ", ".join(f"{time:.3g}" for time in seconds)
-            yield f"{live:,} {LIVE_TOKENS}: {times} s a Step in these, by price"
-        yield from dict.fromkeys(self._considered)
+    def _find_start(self, candidate: _Candidate) -> float:
+        """Seconds until all Workers are open, which is most of a switch."""
+        costs = plan_costs(candidate.plan, self._run.profile)
+        return max(map(costs.start, candidate.plan.workers))
+
+
+def _describe(candidates: Sequence[_Candidate], grid: _Grid, how: str) -> Iterator[str]:
+    """What was compared, at each point."""
+    names = [each.layout.text for each in candidates]
+    for live, seconds in grid.items():
+        for name, time in zip(names, seconds, strict=True):
+            yield f"{live:,} {LIVE_TOKENS}: {time:.3g} s a Step {how}: {name}"

@@ -70,7 +70,7 @@ def test_a_plan_has_the_table_and_the_layout_that_a_run_begins_with() -> None:
     assert "44,800 live tokens from layouts" not in explain(with_table)
     text = explain(with_table, why=True, width=200)
     assert "179,200 live tokens: " in text
-    assert " (layout 0)" in text
+    assert "s a Step by price: rollout, train_policy on 4 H100" in text
     assert with_table.nodes == planned(grpo(), relayout={}).nodes
 
 

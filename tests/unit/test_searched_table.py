@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -74,3 +75,12 @@ def test_few_layouts_lose_little(rows: list[tuple[float, float, float]]) -> None
     table = make_table((ONE, TWO, THREE), grid)
     for bucket, row in zip(table.buckets, rows, strict=True):
         assert min(bucket.seconds) <= min(row) * (1.0 + LEAST_GAIN)
+    for before, bucket in pairwise(table.buckets):
+        alike = bucket.seconds[before.best] <= min(bucket.seconds) * (1.0 + LEAST_GAIN)
+        assert bucket.best == before.best or not alike or math.isinf(min(bucket.seconds))
+
+
+def test_what_differs_by_little_is_worth_no_switch() -> None:
+    grid = {1024: (1.0, 2.0), 2048: (1.02, 1.0), 4096: (1.1, 1.0), 8192: (1.0, 1.02)}
+    table = make_table((ONE, TWO), grid)
+    assert [bucket.best for bucket in table.buckets] == [0, 0, 1, 1]
