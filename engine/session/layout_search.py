@@ -134,7 +134,7 @@ class _LayoutSearch:
         self._add(begun)
         self._find(points)
         grid = self._fill(points, self._candidates, self._price)
-        considered = list(_describe(self._candidates, grid, "by price"))
+        considered = [*self._describe_rooms(), *_describe(self._candidates, grid, "by price")]
         few = make_table([each.layout for each in self._candidates], grid).layouts
         names = {layout.text for layout in few} | {begun.name}
         finalists = [each for each in self._candidates if each.layout.text in names]
@@ -149,6 +149,11 @@ class _LayoutSearch:
         )
         considered += dict.fromkeys(self._problems)
         return SearchedLayouts(table=table, considered=tuple(considered))
+
+    def _describe_rooms(self) -> Iterator[str]:
+        for each in self._candidates:
+            if each.layout.most < math.inf:
+                yield f"room for {each.layout.most:,.0f} {LIVE_TOKENS}: {each.layout}"
 
     def _find(self, points: LivePoints) -> None:
         """Add the best layout of each point."""
