@@ -20,7 +20,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from dataflow.errors import GraphError
 from dataflow.value_parser import AcceptedValues
-from engine.plan.options import AUTO, Relayout
+from engine.plan.options import AUTO, RelayoutWish
 
 Groups = tuple[tuple[str, ...], ...]
 FUNCTION = "MODULE:FUNCTION"
@@ -46,7 +46,7 @@ def _constructor_of(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | 
         return _texts("NODE.PARAM=VALUE", "rollout.top_p=0.9")
     if kind.type == Spreads:
         return _texts("KEY=VALUES", "rollout=1..8")
-    if kind.type == Relayout:
+    if kind.type == RelayoutWish:
         return _table_or_word(_TABLE_VALUES[str], AUTO)
     if kind.type_origin is Mapping:
         key_type, value_type = get_args(kind.type)
@@ -267,7 +267,7 @@ def _list_flags(options: Sequence[type[Any]]) -> list[str]:
     flags: list[str] = []
     for kind in options:
         for name, hint in get_type_hints(kind).items():
-            if hint in (Groups, Settings, Spreads, Relayout) or get_origin(hint) is Mapping:
+            if hint in (Groups, Settings, Spreads, RelayoutWish) or get_origin(hint) is Mapping:
                 flags.append(f"--{name.replace('_', '-')}")
     return flags
 

@@ -28,7 +28,7 @@ HERE = "none"
 """The cluster of a run that is on no other host, though it was begun on some."""
 AUTO = "auto"
 """`--relayout`: a search says which layouts there are."""
-Relayout = Mapping[str, str] | Literal["auto"]
+RelayoutWish = Mapping[str, str] | Literal["auto"]
 
 
 @constructs
@@ -108,7 +108,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
-    relayout: Relayout = field(default_factory=dict)
+    relayout: RelayoutWish = field(default_factory=dict)
     """Other options from so many live tokens on (16384=replicas.rollout=2), at a Step; auto."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
