@@ -137,7 +137,7 @@ def show_run(folder: Path, *, steps: int) -> Iterator[SideResult]:
 
 def show_planning(folder: Path, *, quick: bool) -> Iterator[SideResult]:
     """What `--relayout auto` takes."""
-    runs = [("7B", 1, 8, 0)] if quick else [("7B", 1, 64, 0), ("7B", 2, 64, 1), ("32B", 8, 64, 1)]
+    runs = [("7B", 1, 8, 0)] if quick else [("7B", 1, 64, 0), ("7B", 2, 64, 1)]
     for name, hosts, prompts, lag in runs:
         files = write_inputs(folder / name, sizes(inputs(), name), "H100", hosts=hosts)
         asked = GpuPlan(

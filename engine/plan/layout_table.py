@@ -4,7 +4,7 @@
     bucket         from so many live tokens on, up to the next bucket
     layout         options that differ from the run's own, as a resume changes them
 
-Owns: the table, its look-ups, its words. Does not own: finding the best layout, when a run switches
+Owns: the table, its look-ups, its words. Does not own: finding layouts (searched_table.py), when a run switches
 (engine/coordinator/relayout_policy.py), how a layout becomes a plan (engine/session/layouts.py).
 """
 

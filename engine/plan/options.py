@@ -198,12 +198,12 @@ def is_on_ray(options: RunOptions) -> bool:
 
 
 def on_this_host(options: RunOptions) -> RunOptions:
-    """Leave out other hosts: for what runs in this process, wherever the run was."""
+    """Leave out other hosts and layouts: for what runs in this process, wherever the run was."""
     pin: dict[str, str] = {}
     for node, pins in options.pin.items():
         workers = [worker.partition("@")[0] for worker in pins.split(",")]
         pin[node] = ",".join(workers)
-    return replace(options, cluster=None, pin=pin)
+    return replace(options, cluster=None, pin=pin, relayout={})
 
 
 def make_placing(options: RunOptions) -> Placing:

@@ -10,7 +10,13 @@ import pytest
 from dataflow.errors import PlanError, RunError
 from engine.keep.layouts_file import LAYOUTS, KeptSwitch, encode_layouts, read_layouts
 from engine.plan.layout_table import RunLayout, measured_table
-from engine.plan.options import RunOptions, decode_options, encode_options
+from engine.plan.options import (
+    AUTO,
+    RunOptions,
+    decode_options,
+    encode_options,
+    on_this_host,
+)
 from engine.plan.relayout_option import read_relayout
 from engine.replay.recorded_run import list_other_layouts
 
@@ -52,6 +58,14 @@ def test_options_come_on_top_of_those_of_lower_numbers() -> None:
 def test_what_means_nothing_is_refused(relayout: dict[str, str], problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
         read_relayout(RunOptions(relayout=relayout))
+
+
+def test_what_runs_in_this_process_has_one_layout() -> None:
+    """As a rerun does, which looks for the layout of its Step elsewhere."""
+    assert on_this_host(RunOptions(relayout=AUTO)).relayout == {}
+    restored, _ = decode_options(encode_options(RunOptions(relayout=AUTO)), {})
+    assert restored.relayout == AUTO
+    assert read_relayout(restored) is None
 
 
 def test_a_measured_table_begins_half_way_and_fits_up_to_what_was_measured() -> None:
