@@ -4,8 +4,9 @@
     bucket         from so many live tokens on, up to the next bucket
     layout         options that differ from the run's own, as a resume changes them
 
-Owns: the table, its look-ups, its words. Does not own: finding layouts (searched_table.py), when a run switches
-(engine/coordinator/relayout_policy.py), how a layout becomes a plan (engine/session/layouts.py).
+Owns: the table, its look-ups, its words. Does not own: finding layouts (searched_table.py), when a
+run switches (engine/coordinator/relayout_policy.py), how a layout becomes a plan
+(engine/session/layouts.py).
 """
 
 from __future__ import annotations
