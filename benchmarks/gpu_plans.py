@@ -94,7 +94,7 @@ def planned(folder: Path, asked: GpuPlan) -> Plan:
         kernel={"rollout": "vllm"},
         microbatch=dict.fromkeys(updated, asked.microbatch) if asked.microbatch else {},
     )
-    found = plan(_graph(files.base, files.data, asked), options)
+    found = plan(make_graph(files.base, files.data, asked), options)
     assert isinstance(found, Plan)
     return found
 
@@ -116,7 +116,7 @@ def write_inputs(folder: Path, model: Sizes, device: str, *, hosts: int) -> Plan
     return PlanFiles(base=str(base), data=str(data), hosts=str(cluster))
 
 
-def _graph(base: str, data: str, asked: GpuPlan) -> Graph:
+def make_graph(base: str, data: str, asked: GpuPlan) -> Graph:
     policy = Model("policy", base, trainable=True, dtype="bfloat16")
     rollout = generate(
         policy,

@@ -20,6 +20,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from dataflow.errors import GraphError
 from dataflow.value_parser import AcceptedValues
+from engine.plan.options import AUTO, RelayoutWish
 
 Groups = tuple[tuple[str, ...], ...]
 FUNCTION = "MODULE:FUNCTION"
@@ -45,6 +46,8 @@ def _constructor_of(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | 
         return _texts("NODE.PARAM=VALUE", "rollout.top_p=0.9")
     if kind.type == Spreads:
         return _texts("KEY=VALUES", "rollout=1..8")
+    if kind.type == RelayoutWish:
+        return _table_or_word(_TABLE_VALUES[str], AUTO)
     if kind.type_origin is Mapping:
         key_type, value_type = get_args(kind.type)
         if key_type is str and value_type in _TABLE_VALUES:
@@ -109,6 +112,29 @@ def _table(kind: _TableValue) -> PrimitiveConstructorSpec[Any]:
         instance_from_str=read,
         is_instance=lambda table: isinstance(table, Mapping),
         str_from_instance=lambda table: [f"{name}={text}" for name, text in table.items()],
+    )
+
+
+def _table_or_word(kind: _TableValue, word: str) -> PrimitiveConstructorSpec[Any]:
+    """Read a table, or this word alone in its place."""
+    table = _table(kind)
+
+    def read(words: list[str]) -> Any:
+        if words == [word]:
+            return word
+        if word in words:
+            raise ValueError(f"expected {word} alone, or {kind.metavar}. Fix: {word}")
+        return table.instance_from_str(words)
+
+    def write(setting: Any) -> list[str]:
+        return [word] if setting == word else table.str_from_instance(setting)
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{word}|{table.metavar}",
+        instance_from_str=read,
+        is_instance=lambda setting: setting == word or table.is_instance(setting),
+        str_from_instance=write,
     )
 
 
@@ -241,7 +267,7 @@ def _list_flags(options: Sequence[type[Any]]) -> list[str]:
     flags: list[str] = []
     for kind in options:
         for name, hint in get_type_hints(kind).items():
-            if hint in (Groups, Settings, Spreads) or get_origin(hint) is Mapping:
+            if hint in (Groups, Settings, Spreads, RelayoutWish) or get_origin(hint) is Mapping:
                 flags.append(f"--{name.replace('_', '-')}")
     return flags
 

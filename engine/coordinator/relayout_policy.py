@@ -78,6 +78,10 @@ class RelayoutPolicy:
         """Take what the last switch took."""
         self.cost = self._unreported = seconds
 
+    def close(self, layout: int, why: str) -> None:
+        """A layout cannot be had."""
+        self.table = self.table.close(layout, why)
+
     def take_cost(self) -> float | None:
         """What the last switch took, once."""
         cost, self._unreported = self._unreported, None
@@ -119,7 +123,7 @@ class RelayoutPolicy:
                 return best
             fitting = [n for n in range(len(table.layouts)) if table.fits(n, needed)]
             if fitting:
-                return min(fitting, key=lambda n: (self._seconds(n), n))
+                return min(fitting, key=lambda n: (self._seconds(n), n != self.layout, n))
         return None
 
     def _seconds(self, layout: int) -> float:

@@ -1,6 +1,6 @@
 """layouts.json: the layouts that a run may have, which it has now, and each switch.
 
-    {"present": 1, "switch_seconds": 4.2, "layouts": [{text, changes, most}, ...],
+    {"present": 1, "switch_seconds": 4.2, "begins": 0, "layouts": [{text, changes, most}, ...],
      "buckets": [{start, best, seconds}, ...], "switches": [{step, before, layout, reason}, ...]}
 
 Owns: the file's form. Does not own: the table (engine/plan/layout_table.py), when it is written
@@ -36,6 +36,7 @@ class _KeptLayout(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     changes: dict[str, Any]
     most: float | None = None
+    closed: str = ""
 
 
 class _KeptBucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class KeptLayouts(msgspec.Struct, frozen=True, kw_only=True):
     layouts: tuple[_KeptLayout, ...]
     buckets: tuple[_KeptBucket, ...]
     switches: tuple[KeptSwitch, ...] = ()
+    begins: float = 0.0
 
     def table(self) -> LayoutTable:
         """The table. Raises msgspec.ValidationError for options that are none."""
@@ -59,13 +61,18 @@ class KeptLayouts(msgspec.Struct, frozen=True, kw_only=True):
         for layout in self.layouts:
             most = math.inf if layout.most is None else layout.most
             changes = _read_changes(layout.changes)
-            layouts.append(RunLayout(text=layout.text, changes=changes, most=most))
+            layouts.append(
+                RunLayout(text=layout.text, changes=changes, most=most, closed=layout.closed)
+            )
         buckets: list[LayoutBucket] = []
         for bucket in self.buckets:
             seconds = tuple(math.inf if time is None else time for time in bucket.seconds)
             buckets.append(LayoutBucket(start=bucket.start, best=bucket.best, seconds=seconds))
         return LayoutTable(
-            layouts=tuple(layouts), buckets=tuple(buckets), switch_seconds=self.switch_seconds
+            layouts=tuple(layouts),
+            buckets=tuple(buckets),
+            switch_seconds=self.switch_seconds,
+            begins=self.begins,
         )
 
 
@@ -87,13 +94,16 @@ def encode_layouts(table: LayoutTable, present: int, switches: tuple[KeptSwitch,
         layouts=tuple(_keep_layout(layout) for layout in table.layouts),
         buckets=tuple(_keep_bucket(bucket) for bucket in table.buckets),
         switches=switches,
+        begins=table.begins,
     )
     return msgspec.json.format(msgspec.json.encode(layouts)).decode()
 
 
 def _keep_layout(layout: RunLayout) -> _KeptLayout:
     most = layout.most if math.isfinite(layout.most) else None
-    return _KeptLayout(text=layout.text, changes=dict(layout.changes), most=most)
+    return _KeptLayout(
+        text=layout.text, changes=dict(layout.changes), most=most, closed=layout.closed
+    )
 
 
 def _keep_bucket(bucket: LayoutBucket) -> _KeptBucket:

@@ -53,21 +53,34 @@ class _TriedPlan:
     seconds: float
     score: float
     bound: str = ""
+    groups: str = _RULE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPlan:
+    """A plan, and the wishes that it was made of, which leave no layout to a search. name: its
+    groups, in words. why_not: why nothing was searched; empty where it was.
+    """
+
+    plan: Plan
+    wishes: Placing
+    name: str = _RULE
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSeconds:
-    """How long a Step of a plan takes: by its price, and as it is simulated. Both raise PlanError
-    where nobody knows.
+    """How long a Step of a plan takes: by its price, and as it is simulated (None: its price is
+    enough). Both raise PlanError where nobody knows.
     """
 
     price: TimeStep
-    simulate: TimeStep
+    simulate: TimeStep | None
 
 
 def choose_layouts(
     placing: Placing, graph: SearchedGraph, cluster: Cluster, make: MakePlan, seconds: PlanSeconds
-) -> Plan:
+) -> ChosenPlan:
     """Make the plan with the best layouts. graph: what is searched. Raises PlanError where neither
     the rule nor the search has a plan that can be.
     """
@@ -75,7 +88,8 @@ def choose_layouts(
     if placing.objective == "cost" and (why := why_no_prices(cluster)):
         raise PlanError(f"objective: cost, and {why}. Fix: price = 2.5 in the cluster file.")
     if graph.problem is None:
-        return _with_lines(make(ruled), [f"no layouts were searched: {graph.why}"])
+        plan = _with_lines(make(ruled), [f"no layouts were searched: {graph.why}"])
+        return ChosenPlan(plan=plan, wishes=ruled, why_not=graph.why)
     return _LayoutChoice(ruled, graph.problem, make, seconds).run(cluster, graph.hosts)
 
 
@@ -89,7 +103,7 @@ class _LayoutChoice:
         self._make, self._seconds = make, seconds
         self._refusals: list[str] = []
 
-    def run(self, cluster: Cluster, hosts: Sequence[Sequence[str]]) -> Plan:
+    def run(self, cluster: Cluster, hosts: Sequence[Sequence[str]]) -> ChosenPlan:
         """Choose. hosts: of each pool."""
         findings = search(self._problem)
         trials: list[_TriedPlan] = []
@@ -99,17 +113,19 @@ class _LayoutChoice:
         elif (ruled := self._try(_RULE, self._ruled)) is not None:
             trials.append(ruled)
         for number, placement in enumerate(placements, start=1):
-            name = f"{number}. {describe_groups(self._problem, placement)}"
+            groups = describe_groups(self._problem, placement)
+            name = f"{number}. {groups}"
             wishes = make_wishes(self._ruled, self._problem, placement, cluster, hosts)
             if wishes is None:
                 self._refusals.append(f"{name}: its groups do not fit into whole hosts")
                 continue
             bound = describe_bound(self._problem, placement)
-            trial = self._try(name, wishes, bound)
+            trial = self._try(name, wishes, bound, groups)
             if trial is not None:
                 trials.append(trial)
         if not trials:
-            return self._make(self._ruled)  # or it says why there is no plan
+            # Or it says why there is no plan.
+            return ChosenPlan(plan=self._make(self._ruled), wishes=self._ruled)
         if len(trials) > 1:
             trials = self._stream(self._simulate(trials))
         return _choose(trials, findings, self._refusals)
@@ -118,7 +134,9 @@ class _LayoutChoice:
         devices = sum(pool.devices for pool in self._problem.pools)
         return len(self._problem.nodes) * devices > _LARGE
 
-    def _try(self, name: str, wishes: Placing, bound: str = "") -> _TriedPlan | None:
+    def _try(
+        self, name: str, wishes: Placing, bound: str = "", groups: str = _RULE
+    ) -> _TriedPlan | None:
         """Plan these wishes, with whole Steps where the price may choose, and price a Step."""
         whole = replace(wishes, stream="off") if wishes.stream == "auto" else wishes
         try:
@@ -127,10 +145,12 @@ class _LayoutChoice:
         except PlanError as error:
             self._refusals.append(f"{name}: no such plan: {str(error).splitlines()[0]}")
             return None
-        return _TriedPlan(name, wishes, plan, seconds, self._score(plan, seconds), bound)
+        return _TriedPlan(name, wishes, plan, seconds, self._score(plan, seconds), bound, groups)
 
     def _simulate(self, trials: Sequence[_TriedPlan]) -> list[_TriedPlan]:
         """Simulate those that are not much worse than the best. The best first."""
+        if self._seconds.simulate is None:
+            return sorted(trials, key=_score_of)
         most = min(trial.score for trial in trials) * _PLAUSIBLE
         simulated: list[_TriedPlan] = []
         for trial in trials:
@@ -153,7 +173,7 @@ class _LayoutChoice:
         return sorted(streamed, key=_score_of)
 
     def _time(self, trial: _TriedPlan, plan: Plan) -> _TriedPlan:
-        seconds = self._seconds.simulate(plan)
+        seconds = (self._seconds.simulate or self._seconds.price)(plan)
         return replace(trial, plan=plan, seconds=seconds, score=self._score(plan, seconds))
 
     def _score(self, plan: Plan, seconds: float) -> float:
@@ -167,7 +187,9 @@ def _score_of(trial: _TriedPlan) -> float:
     return trial.score
 
 
-def _choose(trials: Sequence[_TriedPlan], findings: Findings, refusals: Sequence[str]) -> Plan:
+def _choose(
+    trials: Sequence[_TriedPlan], findings: Findings, refusals: Sequence[str]
+) -> ChosenPlan:
     """The best of these, ascending; the rule's where nothing is much better."""
     best = trials[0]
     ruled = next((trial for trial in trials if trial.name == _RULE), None)
@@ -181,7 +203,8 @@ def _choose(trials: Sequence[_TriedPlan], findings: Findings, refusals: Sequence
     if best is not ruled:
         note = f"layouts by search: {worth} (--why; --search off)"
         plan = replace(plan, notes=(*plan.notes, note))
-    return _with_lines(plan, list(_describe(trials, best, findings, refusals)))
+    plan = _with_lines(plan, list(_describe(trials, best, findings, refusals)))
+    return ChosenPlan(plan=plan, wishes=best.wishes, name=best.groups)
 
 
 def _describe(

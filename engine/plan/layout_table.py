@@ -4,8 +4,9 @@
     bucket         from so many live tokens on, up to the next bucket
     layout         options that differ from the run's own, as a resume changes them
 
-Owns: the table, its look-ups, its words. Does not own: finding the best layout, when a run switches
-(engine/coordinator/relayout_policy.py), how a layout becomes a plan (engine/session/layouts.py).
+Owns: the table, its look-ups, its words. Does not own: finding layouts (searched_table.py), when a
+run switches (engine/coordinator/relayout_policy.py), how a layout becomes a plan
+(engine/session/layouts.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ LIVE_TOKENS = "live tokens"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLayout:
     """A layout of a run. changes: options that differ from the run's own, by name, with all that
-    the option then is. text: the same as the user would write it; empty for the run's own. most:
-    live tokens with which it fits.
+    the option then is. text: the same as the user would write it, of a search in words; empty for
+    the run's own. most: live tokens with which it fits. closed: why it cannot be had; empty if it
+    can.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     most: float = math.inf
+    closed: str = ""
 
     def __str__(self) -> str:
         return self.text or "the run's own options"
@@ -57,12 +60,19 @@ class LayoutBucket:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutTable:
     """layouts: the smallest first. buckets: ascending, the first from 0. switch_seconds: what a
-    switch is expected to cost, until one is measured.
+    switch is expected to cost, until one is measured. begins: live tokens with which a run is
+    expected to begin.
     """
 
     layouts: tuple[RunLayout, ...]
     buckets: tuple[LayoutBucket, ...]
     switch_seconds: float = 0.0
+    begins: float = 0.0
+
+    @property
+    def first(self) -> int:
+        """The number of the layout that a run begins with."""
+        return self.buckets[self.bucket_at(self.begins)].best
 
     def bucket_at(self, live_tokens: float) -> int:
         """The index of the bucket of so many live tokens."""
@@ -77,7 +87,13 @@ class LayoutTable:
 
     def fits(self, layout: int, live_tokens: float) -> bool:
         """Whether a layout fits, as far as is known."""
-        return live_tokens <= self.layouts[layout].most
+        return not self.layouts[layout].closed and live_tokens <= self.layouts[layout].most
+
+    def close(self, layout: int, why: str) -> LayoutTable:
+        """The same table, of which a layout is never chosen again."""
+        layouts = list(self.layouts)
+        layouts[layout] = replace(layouts[layout], closed=why)
+        return replace(self, layouts=tuple(layouts))
 
     def lines(self) -> list[str]:
         """The table in words, a line for all buckets beside each other with one layout."""
@@ -99,11 +115,12 @@ def measured_table(
     grid: Mapping[int, Sequence[float]],
     *,
     switch_seconds: float = 0.0,
+    begins: float = 0.0,
 ) -> LayoutTable:
     """Make a table of seconds that were measured, or predicted, at some live tokens, such as powers
     of two. grid: live tokens -> seconds of a Step in each layout, infinite where it does not fit. A
-    bucket begins half way (of logarithms) between two of them. A layout fits up to the last of them
-    before the first at which it does not.
+    bucket begins half way (of logarithms) between two of them. A layout fits up to its `most`;
+    where that is not known, up to the last of them before the first at which it does not.
     """
     buckets: list[LayoutBucket] = []
     points = sorted(grid)
@@ -115,11 +132,14 @@ def measured_table(
     for number, layout in enumerate(layouts):
         most = layout.most
         for before, point in zip([0, *points], points, strict=False):
-            if math.isinf(grid[point][number]):
+            if math.isinf(grid[point][number]) and not before <= layout.most < point:
                 most = min(most, before)
         limited.append(replace(layout, most=most))
     return LayoutTable(
-        layouts=tuple(limited), buckets=tuple(buckets), switch_seconds=switch_seconds
+        layouts=tuple(limited),
+        buckets=tuple(buckets),
+        switch_seconds=switch_seconds,
+        begins=begins,
     )
 
 

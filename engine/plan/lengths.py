@@ -19,10 +19,19 @@ from dataflow.rules.context import function_at
 from dataflow.schema import Prompt, TokenPrompt
 from dataflow.token_counts import NotCounted, TokenCounts
 from engine.plan.cost.lengths import Lengths, of_demonstration, of_rollout
-from engine.plan.cost.models import Shape
+from engine.plan.cost.models import Shape, model_cost
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
+
+
+def greatest_lengths(graph: Graph) -> dict[str, Lengths]:
+    """Find what a graph and the bases of its Models allow, by node."""
+    shapes: dict[str, Shape | None] = {}
+    for state in graph.states:
+        if isinstance(state, Model):
+            shapes[state.name] = model_cost(state.base, state.head).shape
+    return all_lengths(graph, shapes)
 
 
 def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:

@@ -26,6 +26,9 @@ from engine.plan.plan import Plan
 
 HERE = "none"
 """The cluster of a run that is on no other host, though it was begun on some."""
+AUTO = "auto"
+"""`--relayout`: a search says which layouts there are."""
+RelayoutWish = Mapping[str, str] | Literal["auto"]
 
 
 @constructs
@@ -107,8 +110,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
-    relayout: Mapping[str, str] = field(default_factory=dict)
-    """Other options from so many live tokens on (16384=replicas.rollout=2,threads=4), at a Step."""
+    relayout: RelayoutWish = field(default_factory=dict)
+    """Other options from so many live tokens on (16384=replicas.rollout=2), at a Step; auto."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective", "ipc"] = "auto"
@@ -197,12 +200,12 @@ def is_on_ray(options: RunOptions) -> bool:
 
 
 def on_this_host(options: RunOptions) -> RunOptions:
-    """Leave out other hosts: for what runs in this process, wherever the run was."""
+    """Leave out other hosts and layouts: for what runs in this process, wherever the run was."""
     pin: dict[str, str] = {}
     for node, pins in options.pin.items():
         workers = [worker.partition("@")[0] for worker in pins.split(",")]
         pin[node] = ",".join(workers)
-    return replace(options, cluster=None, pin=pin)
+    return replace(options, cluster=None, pin=pin, relayout={})
 
 
 def make_placing(options: RunOptions) -> Placing:
@@ -238,6 +241,26 @@ def make_placing(options: RunOptions) -> Placing:
         inproc=options.inproc,
         samples=options.samples,
         simulated=False,
+    )
+
+
+def write_wishes(options: RunOptions, wishes: Placing) -> RunOptions:
+    """Write the wishes of a search as the options that a user would ask for them by. Parts of the
+    state of each rank's own are for all train nodes, or for none.
+    """
+    pin: dict[str, str] = {}
+    for node, workers in wishes.pin.items():
+        places = [
+            f"{name}@{wishes.hosts[name]}" if name in wishes.hosts else name for name in workers
+        ]
+        pin[node] = ",".join(places)
+    return replace(
+        options,
+        pin=pin,
+        tensor=dict(wishes.tensor),
+        turns=wishes.turns,
+        shard=wishes.shard or bool(wishes.sharded),
+        search="off",
     )
 
 

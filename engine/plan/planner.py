@@ -16,13 +16,13 @@ from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
-from engine.plan.layout_choice import PlanSeconds, TimeStep, choose_layouts
+from engine.plan.layout_choice import ChosenPlan, PlanSeconds, TimeStep, choose_layouts
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
 from engine.plan.plan import Decisions, Plan
 from engine.plan.planned_phase import PlannedPhase
-from engine.plan.priced_work import StepLengths
+from engine.plan.priced_work import ASSUMED, StepLengths
 from engine.plan.search.searched_graph import read_graph
 from engine.plan.step_price import price_step
 from engine.plan.stream_choice import choose_stream
@@ -45,6 +45,36 @@ def make_plan(
     Program. profile: measured rates, by which seconds are predicted. time_step: by whose seconds
     the layouts of a search are compared (None: their price). Raises PlanError.
     """
+    chosen = choose_plan(
+        checked,
+        seed=seed,
+        threads=threads,
+        placing=placing,
+        cluster=cluster,
+        phase=phase,
+        profile=profile,
+        time_step=time_step,
+    )
+    return chosen.plan
+
+
+def choose_plan(
+    checked: CheckedGraph,
+    *,
+    seed: int,
+    threads: int | None = None,
+    placing: Placing | None = None,
+    cluster: Cluster | None = None,
+    phase: PlannedPhase | None = None,
+    profile: Profile | None = None,
+    time_step: TimeStep | None = None,
+    lengths: StepLengths = ASSUMED,
+    plans: dict[str, Plan] | None = None,
+) -> ChosenPlan:
+    """Decide as `make_plan` does, for answers of these lengths; also says by which wishes. plans:
+    of wishes that other lengths do not change, from earlier calls; takes those of this one. Raises
+    PlanError.
+    """
     cluster = cluster or detect()
     placing = placing or Placing(workers="one")
 
@@ -52,17 +82,25 @@ def make_plan(
         draft = _draft(checked, seed, threads, wishes, cluster, phase)
         return replace(draft, profile=profile)
 
+    def run_passes(wishes: Placing) -> Plan:
+        return _run_passes(checked, draft_of(wishes))
+
     def make(wishes: Placing) -> Plan:
-        return choose_stream(wishes, profile, lambda each: _run_passes(checked, draft_of(each)))
+        if plans is None or wishes.stream != "off":
+            return choose_stream(wishes, profile, run_passes, lengths)
+        key = repr(wishes)
+        if key not in plans:
+            plans[key] = run_passes(wishes)
+        return plans[key]
 
     if placing.search == "off":
-        return make(placing)
+        return ChosenPlan(plan=make(placing), wishes=placing, why_not="--search off")
 
     def price(plan: Plan) -> float:
-        return price_step(plan, StepLengths(assumes_answers=True), profile=profile).seconds()
+        return price_step(plan, lengths, profile=profile).seconds()
 
-    graph = read_graph(_run_until(draft_of(placing), place_nodes))
-    seconds = PlanSeconds(price=price, simulate=time_step or price)
+    graph = read_graph(_run_until(draft_of(placing), place_nodes), lengths)
+    seconds = PlanSeconds(price=price, simulate=time_step)
     return choose_layouts(placing, graph, cluster, make, seconds)
 
 

@@ -31,6 +31,10 @@ class StepLengths:
     assumes_answers: bool = False
 
 
+ASSUMED = StepLengths(assumes_answers=True)
+"""Of a run of which nobody knows how long its answers are."""
+
+
 class PricedWork:
     """The work of each node of a plan. greatest: of each node, what the graph allows; lengths: what
     is known besides, of the rows that are trained.

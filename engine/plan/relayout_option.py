@@ -1,11 +1,13 @@
 """`--relayout 16384=replicas.rollout=2,tensor.train_policy=2`: layouts by live tokens, as a user
 writes them.
 
-Owns: reading the option into a table. Does not own: the table (layout_table.py), one option's text
-(option_texts.py), when a run switches (engine/coordinator/relayout_policy.py).
+Owns: reading the option into a table, what it cannot be combined with. Does not own: the table
+(layout_table.py), one option's text (option_texts.py), when a run switches
+(engine/coordinator/relayout_policy.py).
 
 From so many live tokens on, options are as if the run were resumed with them; those of a higher
-number come on top of those of the lower ones.
+number come on top of those of the lower ones. `--relayout auto` leaves the table to a search
+(searched_table.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any
 from dataflow.errors import PlanError, nearest_or_all
 from engine.plan.layout_table import LayoutBucket, LayoutTable, RunLayout
 from engine.plan.option_texts import CHANGEABLE, set_option
-from engine.plan.options import RunOptions
+from engine.plan.options import AUTO, RunOptions, make_placing
+from engine.plan.program_plan import AnyPlan
 
 _LIKE = "16384=replicas.rollout=2"
 _FIXED = ("seed", "cluster", "profile", "stream", "part_tokens")
@@ -26,10 +29,10 @@ _ALLOWED = tuple(name for name in CHANGEABLE if name not in _FIXED)
 
 
 def read_relayout(options: RunOptions) -> LayoutTable | None:
-    """Read the option into a table; None where it is not given. Raises PlanError for what is no
+    """Read the option into a table; None where none is written. Raises PlanError for what is no
     number of tokens, and for an option that is none or cannot change.
     """
-    if not options.relayout:
+    if not options.relayout or options.relayout == AUTO:
         return None
     starts: dict[int, str] = {}
     for text, changes in options.relayout.items():
@@ -47,9 +50,38 @@ def read_relayout(options: RunOptions) -> LayoutTable | None:
             latest = set_option(latest, key, setting, where="relayout")
             texts[key] = setting
         words = ",".join(f"{key}={setting}" for key, setting in texts.items())
-        layouts.append(RunLayout(changes=_find_changes(options, latest), text=words))
+        layouts.append(RunLayout(changes=find_changes(options, latest), text=words))
         buckets.append(LayoutBucket(start=start, best=len(layouts) - 1))
     return LayoutTable(layouts=tuple(layouts), buckets=tuple(buckets))
+
+
+def require_searchable(options: RunOptions) -> None:
+    """Raise PlanError for `--relayout auto` beside options that say where nodes are, or that make
+    something else least than seconds.
+    """
+    asked: Mapping[str, object] = {
+        "--search off": options.search == "off",
+        f"--workers {options.workers}": options.workers != "auto",
+        "--pin": options.pin,
+        "--together": options.together,
+        "--turns": options.turns,
+        "a range of --replicas": make_placing(options).least,
+        "--inproc": options.inproc,
+        "--objective cost": options.objective != "seconds",
+    }
+    flags = [flag for flag, wish in asked.items() if wish]
+    if flags:
+        problem = f"expected layouts that are left to a search, found {', '.join(flags)}"
+        raise PlanError(f"relayout: auto: {problem}. Fix: leave one out, or {_LIKE}.")
+
+
+def require_generation(planned: AnyPlan) -> None:
+    """Raise PlanError where there are no live tokens by which a layout could be chosen."""
+    for plan in planned.phases:
+        if any(node.traits.generates and node.region == "stream" for node in plan.nodes):
+            return
+    problem = "expected a graph that generates what it trains on, found none that does"
+    raise PlanError(f"relayout: {problem}. Fix: leave --relayout out.")
 
 
 def _read_start(text: str) -> int:
@@ -72,7 +104,8 @@ def _read_change(change: str) -> tuple[str, str]:
     return key, setting
 
 
-def _find_changes(before: RunOptions, after: RunOptions) -> Mapping[str, Any]:
+def find_changes(before: RunOptions, after: RunOptions) -> Mapping[str, Any]:
+    """Find the options that differ, with what they then are."""
     changes: dict[str, Any] = {}
     for option in fields(RunOptions):
         setting = getattr(after, option.name)

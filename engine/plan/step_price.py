@@ -20,16 +20,14 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import cached_property
 
-from dataflow.model import Model
 from engine.plan.alike_workers import unite_places
 from engine.plan.cost.decode_curve import make_batch
 from engine.plan.cost.model_passes import Time
-from engine.plan.cost.models import Shape, model_cost
 from engine.plan.cost.node_price import NodeWork, decode_rows, node_time
 from engine.plan.cost.profile import Profile
 from engine.plan.costs import PlanCosts, plan_costs
 from engine.plan.joining_decode import PricedDecode
-from engine.plan.lengths import all_lengths
+from engine.plan.lengths import greatest_lengths
 from engine.plan.plan import Decisions, Plan, PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
 from engine.plan.rates import correct_by_work
@@ -64,11 +62,7 @@ def price_step(
 ) -> StepPrice:
     """Price the nodes of a plan, as `step_seconds` does."""
     assert plan.program is not None
-    shapes: dict[str, Shape | None] = {}
-    for state in plan.program.states:
-        if isinstance(state, Model):
-            shapes[state.name] = model_cost(state.base, state.head).shape
-    greatest = all_lengths(plan.program, shapes)
+    greatest = greatest_lengths(plan.program)
     work = PricedWork(plan, plan.program, greatest, lengths or StepLengths())
     return StepPrice(plan, plan_costs(plan, profile), work, seconds or {})
 

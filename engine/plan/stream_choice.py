@@ -25,7 +25,7 @@ from engine.plan.passes.streaming import (
 )
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
-from engine.plan.priced_work import StepLengths
+from engine.plan.priced_work import ASSUMED, StepLengths
 from engine.plan.step_price import StepPrice, price_step
 from engine.plan.worker_index import workers_by_host
 
@@ -33,30 +33,32 @@ LEAST_GAIN = 0.03
 """Of a Step: what parts have to be worth."""
 _PARTS = (4, 8, 16, 32)
 """Parts of a Step that are tried."""
-_LENGTHS = StepLengths(assumes_answers=True)
 
 
 def choose_stream(
-    placing: Placing, profile: Profile | None, make: Callable[[Placing], Plan]
+    placing: Placing,
+    profile: Profile | None,
+    make: Callable[[Placing], Plan],
+    lengths: StepLengths = ASSUMED,
 ) -> Plan:
     """Make the plan of these wishes, with what they leave to the price: `stream="auto"`, and the
     size of parts, 0. make: makes a plan of wishes that leave nothing. Raises PlanError where no
-    plan without parts can be made, or one with parts that was asked for.
+    plan without parts can be made, or one with parts that was asked for. lengths: of answers.
     """
     if placing.stream == "off" or (placing.stream != "auto" and placing.part_tokens):
         return make(placing)
     if placing.stream != "auto":
-        return _choose_tokens(placing, profile, make)[0]
+        return _choose_tokens(placing, profile, make, lengths)[0]
     whole = make(replace(placing, stream="off"))
     if any(source.max_lag for source in whole.sources) or not _generates(whole):
         return whole  # nothing that could be said is news
     why_not = find_why_no_stream(whole) or _why_no_price(whole)
     if why_not:
         return _add_note(whole, f"no Step is streamed: {why_not}")
-    seconds = price_step(whole, _LENGTHS, profile=profile).seconds()
+    seconds = price_step(whole, lengths, profile=profile).seconds()
     try:
         asked = replace(placing, stream="ordered")
-        streamed, streamed_seconds = _choose_tokens(asked, profile, make)
+        streamed, streamed_seconds = _choose_tokens(asked, profile, make, lengths)
     except PlanError as error:
         return _add_note(whole, f"no Step is streamed: no plan with parts: {error}")
     gain = 0.0
@@ -115,18 +117,21 @@ def _why_no_price(plan: Plan) -> str:
 
 
 def _choose_tokens(
-    placing: Placing, profile: Profile | None, make: Callable[[Placing], Plan]
+    placing: Placing,
+    profile: Profile | None,
+    make: Callable[[Placing], Plan],
+    lengths: StepLengths,
 ) -> tuple[Plan, float]:
     """The plan with the best size of parts, if no size was asked for, and its price."""
     plan = make(placing)
     if _why_no_price(plan) or not any(node.in_parts for node in plan.nodes):
         return plan, 0.0
-    price = price_step(plan, _LENGTHS, profile=profile)
+    price = price_step(plan, lengths, profile=profile)
     best_tokens, best_seconds = placing.part_tokens, price.seconds()
     for tokens in () if placing.part_tokens else _list_sizes(plan, price):
         tried = replace(plan, sources=set_part_tokens(plan.sources, tokens))
         tried = replace(tried, nodes=let_rows_leave(tried.nodes, tried.sources))
-        seconds = price_step(tried, _LENGTHS, profile=profile).seconds()
+        seconds = price_step(tried, lengths, profile=profile).seconds()
         if seconds < best_seconds:
             best_tokens, best_seconds = tokens, seconds
     if best_tokens != placing.part_tokens:

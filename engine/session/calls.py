@@ -46,7 +46,7 @@ from engine.session.layouts import PlannedRun, plan_resumed, plan_run
 from engine.session.node_phase import find_phase
 from engine.session.peek import first_rows
 from engine.session.phases import find_place, run_phases
-from engine.session.planning import Runnable, plan, source_of
+from engine.session.planning import Runnable, find_layouts, plan, source_of
 from engine.session.run_beginning import Beginning, WantedRun, find_beginning, keep_changes
 from engine.session.run_result import Result
 
@@ -101,7 +101,9 @@ def run(
     options = options or RunOptions()
     _refuse_cluster_file(options)
     source = source_of(graph)
-    planned_run = plan_run(layouts, options, lambda changed: plan(graph, changed))
+    planned_run = plan_run(
+        layouts, options, lambda changed: plan(graph, changed), partial(find_layouts, graph)
+    )
     planned = planned_run.present.planned
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
@@ -198,6 +200,7 @@ def resume(
             opened,
             options,
             lambda changed: plan(checked, changed),
+            partial(find_layouts, checked),
             asks_anew=changes.get("relayout") is not None,
         )
         planned = planned_run.present.planned

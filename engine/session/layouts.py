@@ -3,6 +3,7 @@
     the attempt that ends          its checkpoint is written, its Workers are gone
     switch                         layouts.json, plan.json, plan.txt and changes.json are written
     the attempt that begins        from that checkpoint, as a resume with other options begins
+    it cannot be opened            the layout is closed, and the run goes on with the one before
 
 Owns: the plans, the present one, the records of a switch, what it took. Does not own: when a run
 switches (engine/coordinator/relayout_policy.py), what an attempt is (attempts.py).
@@ -14,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dataflow.errors import PlanError
+from dataflow.errors import DataflowError, PlanError
 from engine.coordinator.relayout_policy import RelayoutPolicy
 from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceRecord
@@ -24,18 +25,19 @@ from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.explain import explain
 from engine.plan.layout_table import LayoutTable
-from engine.plan.options import RunOptions, keep_choice
+from engine.plan.options import AUTO, RunOptions, keep_choice
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
-from engine.plan.relayout_option import read_relayout
+from engine.plan.relayout_option import read_relayout, require_generation
 from engine.protocol.events import EventHeard, InstructionTold, Opened
 from engine.protocol.messages import Relayout, StepClosed
-from engine.session.planning import note_layouts
+from engine.session.planning import LAYOUTS_NOTE, ONE_LAYOUT_NOTE, note_layouts
 from engine.session.run_beginning import Beginning, write_changes
 
 _log = logging.getLogger(__name__)
 
 MakePlan = Callable[[RunOptions], AnyPlan]
+SearchTable = Callable[[RunOptions], LayoutTable | None]
 WHERE = "plan of the run"
 """Where changes.json says that the layout changed."""
 
@@ -56,12 +58,13 @@ class RunLayouts:
     def __init__(
         self,
         table: LayoutTable,
-        layouts: Sequence[PlannedLayout],
+        layouts: Sequence[PlannedLayout | None],
         present: int,
         switches: tuple[KeptSwitch, ...] = (),
     ) -> None:
-        """present: the number of the layout to begin with. switches: those before."""
-        self._table = table
+        """layouts: None for one that is closed. present: the number of the first. switches: those
+        before.
+        """
         self._layouts = layouts
         self._switches = switches
         self.policy = RelayoutPolicy(table, present)
@@ -73,13 +76,20 @@ class RunLayouts:
     @property
     def present(self) -> PlannedLayout:
         """The layout that the run has now."""
-        return self._layouts[self.policy.layout]
+        present = self._layouts[self.policy.layout]
+        assert present is not None  # what is closed is never chosen
+        return present
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a layout that was switched to is not open yet."""
+        return self._is_switching
 
     @property
     def plans(self) -> list[Plan]:
         """Of each phase in each layout."""
         plans: list[Plan] = []
-        for layout in self._layouts:
+        for layout in filter(None, self._layouts):
             plans += layout.planned.phases
         return plans
 
@@ -92,7 +102,7 @@ class RunLayouts:
 
     def write(self, folder: RunFolder) -> None:
         """Write layouts.json."""
-        text = encode_layouts(self._table, self.policy.layout, self._switches)
+        text = encode_layouts(self.policy.table, self.policy.layout, self._switches)
         folder.write_text(LAYOUTS, text)
 
     def take(self, event: InstructionTold | EventHeard | Opened) -> None:
@@ -110,10 +120,10 @@ class RunLayouts:
         latest = CheckpointStore(folder.checkpoints, keep=self.present.options.keep).latest()
         assert latest is not None  # it was just written
         before = self.present.planned
-        layout = self._table.layouts[relayout.layout]
+        layout = self.policy.table.layouts[relayout.layout]
         _log.warning(
-            "from step %d on: layout %d (%s), as there were %s",
-            *(latest.step + 1, relayout.layout, layout, relayout.reason),
+            "from step %d on: layout %d (%s), %s",
+            *(latest.step + 1, relayout.layout, layout, _tell_why(relayout, self.policy.table)),
         )
         switch = KeptSwitch(
             step=latest.step,
@@ -134,13 +144,30 @@ class RunLayouts:
         folder.write_text("plan.txt", explain(planned))
         return begins
 
+    def give_up(self, error: DataflowError) -> Relayout:
+        """Close the layout that could not be opened; returns the switch to the one before. Raises
+        the error where that could not be opened, either.
+        """
+        opening, latest = self._switches[-1], self.policy.table.layouts
+        if latest[opening.before].closed:
+            raise error
+        why = str(error).partition("\n")[0]
+        self.policy.close(opening.layout, why)
+        return Relayout(
+            step=opening.step,
+            before=opening.layout,
+            layout=opening.before,
+            reason=why,
+            forced=True,
+        )
+
     def _add_changes(
         self, record: ProvenanceRecord, switch: KeptSwitch, before: AnyPlan, after: AnyPlan
     ) -> ProvenanceRecord:
         """What a resume with the other layout would record, and why."""
-        layouts = self._table.layouts
+        layouts = self.policy.table.layouts
         old = f"{switch.before} ({layouts[switch.before]})"
-        new = f"{switch.layout} ({layouts[switch.layout]}), as there were {switch.reason}"
+        new = f"{switch.layout} ({layouts[switch.layout]}), {_tell_why(switch, self.policy.table)}"
         step = switch.step + 1
         changes = [AcceptedChange(step=step, where=WHERE, what="layout", old=old, new=new)]
         for each in layout_changes(before.to_json(), after.to_json()):
@@ -150,6 +177,23 @@ class RunLayouts:
                 )
             )
         return replace(record, changes=(*record.changes, *changes))
+
+
+def tell_layouts(planned_run: PlannedRun) -> None:
+    """Say what a search has found, as a run with `--relayout auto` begins."""
+    if planned_run.options.relayout != AUTO:
+        return
+    (plan,) = planned_run.present.planned.phases
+    for note in plan.notes:
+        if note.startswith((LAYOUTS_NOTE, ONE_LAYOUT_NOTE)):
+            _log.warning("%s", note)
+
+
+def _tell_why(relayout: Relayout | KeptSwitch, table: LayoutTable) -> str:
+    """Why there was a switch: what was measured, or that another layout cannot be had."""
+    if table.layouts[relayout.before].closed:
+        return f"as layout {relayout.before} cannot be opened: {relayout.reason}"
+    return f"as there were {relayout.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,39 +214,54 @@ class PlannedRun:
         return self.layouts.plans
 
 
-def plan_run(table: LayoutTable | None, options: RunOptions, make: MakePlan) -> PlannedRun:
+def plan_run(
+    table: LayoutTable | None, options: RunOptions, make: MakePlan, search: SearchTable
+) -> PlannedRun:
     """Plan a run, in each of its layouts. table: None for what `options.relayout` says. make:
-    plans. Raises GraphError, PlanError.
+    plans. search: makes the table of `--relayout auto`. Raises GraphError, PlanError.
     """
-    table = table or read_relayout(options)
+    table = table or _find_table(options, search)
     if table is None:
         return _plan_one(options, make)
-    layouts = RunLayouts(table, _plan_all(table, options, make), table.buckets[0].best)
+    table, planned = _plan_all(table, options, make)
+    layouts = RunLayouts(table, planned, table.first)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
 def plan_resumed(
-    folder: RunFolder, options: RunOptions, make: MakePlan, *, asks_anew: bool
+    folder: RunFolder,
+    options: RunOptions,
+    make: MakePlan,
+    search: SearchTable,
+    *,
+    asks_anew: bool,
 ) -> PlannedRun:
     """Plan what a run goes on with: the layouts of its folder, in that which it had last; where the
-    resume asks for others, these, in the same if it is among them. Raises RunError for a damaged
-    record, GraphError, PlanError.
+    resume asks for others, these, in the same if it is among them. A layout of its folder that
+    cannot be planned is closed, unless it is the last. Raises RunError for a damaged record,
+    GraphError, PlanError.
     """
     recorded = read_layouts(folder.path)
     if recorded is None:
-        return plan_run(None, options, make)
+        return plan_run(None, options, make, search)
     table = recorded.table()
     if asks_anew:
-        table = read_relayout(options)
+        table = _find_table(options, search)
     if table is None:
         return _plan_one(options, make)
-    number = table.buckets[0].best
+    number = table.first
     texts = [layout.text for layout in table.layouts]
     last = recorded.layouts[recorded.present].text
     if last in texts:
         number = texts.index(last)
-    layouts = RunLayouts(table, _plan_all(table, options, make), number, recorded.switches)
+    table, planned = _plan_all(table, options, make, needed=None if asks_anew else number)
+    layouts = RunLayouts(table, planned, number, recorded.switches)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
+
+
+def _find_table(options: RunOptions, search: SearchTable) -> LayoutTable | None:
+    """The table that the options say, or leave to a search; None without one."""
+    return search(options) if options.relayout == AUTO else read_relayout(options)
 
 
 def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
@@ -210,30 +269,32 @@ def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
     return PlannedRun(options=options, present=present)
 
 
-def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[PlannedLayout]:
-    layouts: list[PlannedLayout] = []
+def _plan_all(
+    table: LayoutTable, options: RunOptions, make: MakePlan, needed: int | None = None
+) -> tuple[LayoutTable, list[PlannedLayout | None]]:
+    """Plan every layout. needed: the only one that has to be; the others are closed where they
+    cannot be planned. None: all.
+    """
+    layouts: list[PlannedLayout | None] = []
     for number, layout in enumerate(table.layouts):
         # What the price has chosen of streamed Steps stays as the first layout has it.
-        if layouts:
-            options = keep_choice(options, layouts[0].planned.phases)
-        changed = replace(options, **layout.changes)
+        first = next(filter(None, layouts), None)
+        if first is not None:
+            options = keep_choice(options, first.planned.phases)
+        changed = replace(options, **layout.changes, relayout={})
         try:
             planned = make(changed)
         except PlanError as error:
+            if needed not in (None, number):
+                _log.warning("layout %d (%s) cannot be planned: %s", number, layout, error)
+                table = table.close(number, str(error).partition("\n")[0])
+                layouts.append(None)
+                continue
             if not layout.changes:
                 raise
             raise PlanError(f"relayout: layout {number} ({layout}): {error}") from error
-        if not number:
-            _require_generation(planned)
-        if not options.relayout:  # else the plan has them
-            planned = note_layouts(planned, table)
+        if first is None:
+            require_generation(planned)
+        planned = note_layouts(planned, table)
         layouts.append(PlannedLayout(options=changed, planned=planned))
-    return layouts
-
-
-def _require_generation(planned: AnyPlan) -> None:
-    for plan in planned.phases:
-        if any(node.traits.generates and node.region == "stream" for node in plan.nodes):
-            return
-    problem = "expected a graph that generates what it trains on, found none that does"
-    raise PlanError(f"relayout: {problem}. Fix: leave --relayout out.")
+    return table, layouts

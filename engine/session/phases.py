@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataflow.carried_weights import Carried
-from dataflow.errors import CheckpointError, RunError, nearest
+from dataflow.errors import CheckpointError, DataflowError, RunError, StorageError, nearest
 from dataflow.graph import Phase
 from dataflow.program import phase_label
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
@@ -33,7 +33,7 @@ from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
 from engine.protocol.messages import Relayout
 from engine.session.attempts import RunFrame, StepHooks, has_passed, run_phase
-from engine.session.layouts import PlannedRun
+from engine.session.layouts import PlannedRun, tell_layouts
 from engine.session.merged_beginnings import merge_beginnings
 from engine.session.run_beginning import Beginning
 from engine.session.run_result import Result
@@ -73,17 +73,24 @@ def run_phases(
         frame = RunFrame(planned_run.plans, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
+        tell_layouts(planned_run)
         while True:
             plan = begin_phase(planned, place, folder)
-            phase_end = run_phase(
-                frame,
-                plan,
-                replace(options, steps=phase_steps(planned, place.number, options)),
-                folder,
-                replace(hooks, threshold=phase_of(planned, place.number).until),
-                replace(begins, checkpoint=place.checkpoint),
-                layouts,
-            )
+            try:
+                phase_end: tuple[Result, bool] | Relayout = run_phase(
+                    frame,
+                    plan,
+                    replace(options, steps=phase_steps(planned, place.number, options)),
+                    folder,
+                    replace(hooks, threshold=phase_of(planned, place.number).until),
+                    replace(begins, checkpoint=place.checkpoint),
+                    layouts,
+                )
+            except DataflowError as error:
+                # A disk that is full is no fault of a layout.
+                if layouts is None or not layouts.is_opening or isinstance(error, StorageError):
+                    raise
+                phase_end = layouts.give_up(error)
             if isinstance(phase_end, Relayout):
                 assert layouts is not None
                 begins = layouts.switch(phase_end, folder, begins)

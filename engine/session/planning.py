@@ -6,7 +6,8 @@ Owns: what the planner is told, and the digest that a plan gets. Does not own: t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -23,15 +24,18 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.profile import Profile, read_profile
 from engine.plan.layout_table import LayoutTable
-from engine.plan.options import RunOptions
+from engine.plan.options import AUTO, RunOptions
 from engine.plan.placement import Placing, resolve_labels
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import AnyPlan, ProgramPlan, make_program_plan
 from engine.plan.relayout_option import read_relayout
+from engine.session.layout_search import SearchedLayouts, search_layouts
 from engine.simulation.step_seconds import simulate_step
 
 Runnable = AnyGraph | AnyChecked
+LAYOUTS_NOTE, ONE_LAYOUT_NOTE = "layouts: ", "one layout: "
+"""How notes of a plan begin on the layouts among which a run switches, and on why there is one."""
 
 
 @overload
@@ -62,28 +66,83 @@ def plan(
     options.strict, for warnings), PlanError.
     """
     options = options or RunOptions()
+    task = _read_task(graph, options, cluster, simulated=simulated)
+    if options.relayout != AUTO:
+        return note_layouts(task.plan(options), read_relayout(options))
+    searched = task.search(options)
+    alone = replace(options, relayout={})
+    if searched.table is None:
+        return _add_notes(task.plan(alone), [f"{ONE_LAYOUT_NOTE}{searched.why}"])
+    first = searched.table.layouts[searched.table.first]
+    planned = note_layouts(task.plan(replace(alone, **first.changes)), searched.table)
+    (phase,) = planned.phases
+    return planned.with_phases([replace(phase, considered=searched.considered)])
+
+
+def find_layouts(
+    graph: Runnable, options: RunOptions, *, simulated: bool = False
+) -> LayoutTable | None:
+    """Search the layouts among which a run may switch, each as `plan` would plan it; None where
+    nothing is searched, of which the plan says why. Raises GraphError, PlanError.
+    """
+    return _read_task(graph, options, None, simulated=simulated).search(options).table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanningTask:
+    """A checked graph, and the machine that it is planned for."""
+
+    checked: AnyChecked
+    cluster: Cluster | None
+    rates: Profile | None
+    simulated: bool
+
+    def plan(self, options: RunOptions) -> AnyPlan:
+        """Plan it with these options, of which `relayout` does not count."""
+        placing, cluster = self._read_wishes(options)
+        planned = _plan_checked(self.checked, options, placing, cluster, self.rates)
+        require_recordable(planned.phases, options.record)
+        if options.strict and planned.warnings:
+            raise GraphError(planned.warnings)
+        return _with_digests(planned, self.checked.source)
+
+    def search(self, options: RunOptions) -> SearchedLayouts:
+        """Search its layouts."""
+        placing, cluster = self._read_wishes(options)
+        return search_layouts(self.checked, options, placing, cluster, self.rates, self.plan)
+
+    def _read_wishes(self, options: RunOptions) -> tuple[Placing, Cluster | None]:
+        placing = replace(run_options.make_placing(options), simulated=self.simulated)
+        if self.cluster is None:
+            return placing, None
+        return resolve_labels(placing, self.cluster)
+
+
+def _read_task(
+    graph: Runnable,
+    options: RunOptions,
+    cluster: Cluster | None,
+    *,
+    simulated: bool,
+) -> _PlanningTask:
+    """Check a graph, find the machine and read its rates. Raises GraphError, PlanError."""
     checked = check(graph) if isinstance(graph, AnyGraph) else graph
-    source = checked.source
-    placing = replace(run_options.make_placing(options), simulated=simulated)
-    cluster = cluster or _find_cluster(options, source)
-    if cluster is not None:
-        placing, cluster = resolve_labels(placing, cluster)
+    cluster = cluster or _find_cluster(options, checked.source)
     rates = None
     if options.profile is not None:
         rates = _read_rates(options.profile, cluster)
-    planned = _plan_checked(checked, options, placing, cluster, rates)
-    require_recordable(planned.phases, options.record)
-    if options.strict and planned.warnings:
-        raise GraphError(planned.warnings)
-    return note_layouts(_with_digests(planned, source), read_relayout(options))
+    return _PlanningTask(checked=checked, cluster=cluster, rates=rates, simulated=simulated)
 
 
 def note_layouts(planned: AnyPlan, table: LayoutTable | None) -> AnyPlan:
     """Add the layouts among which a run may switch to the notes of each plan."""
     if table is None:
         return planned
-    lines = tuple(f"layouts: {line}" for line in table.lines())
-    plans = [replace(plan, notes=(*plan.notes, *lines)) for plan in planned.phases]
+    return _add_notes(planned, [f"{LAYOUTS_NOTE}{line}" for line in table.lines()])
+
+
+def _add_notes(planned: AnyPlan, notes: Sequence[str]) -> AnyPlan:
+    plans = [replace(plan, notes=(*plan.notes, *notes)) for plan in planned.phases]
     return planned.with_phases(plans)
 
 

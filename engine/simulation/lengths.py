@@ -13,12 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from dataflow.batch import Keys
-from dataflow.model import Model
 from dataflow.randomness import row_seeds, uniform
 from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.cost.lengths import Lengths
-from engine.plan.cost.models import model_cost
-from engine.plan.lengths import all_lengths
+from engine.plan.lengths import greatest_lengths
 from engine.plan.plan import Plan
 
 
@@ -51,9 +49,7 @@ class DrawnLengths:
 
     def __init__(self, plan: Plan, distributions: Distributions, seed: int) -> None:
         assert plan.program is not None
-        models = [state for state in plan.program.states if isinstance(state, Model)]
-        shapes = {model.name: model_cost(model.base, model.head).shape for model in models}
-        self._greatest = all_lengths(plan.program, shapes)
+        self._greatest = greatest_lengths(plan.program)
         self._trained = {source.name for source in plan.sources}
         self.distributions, self._seed = distributions, seed
 

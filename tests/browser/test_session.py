@@ -82,3 +82,31 @@ def test_figures_that_were_asked_for_do_not_replace_newer_ones(wide: Watched) ->
         """,
     )
     assert found == "the last 10 s"
+
+
+def test_the_graph_is_drawn_again_once_its_nodes_have_other_workers(steady: Page) -> None:
+    asked = steady.evaluate(
+        """async () => {
+          const { Graph } = await import("/static/graph.js");
+          const drawings = [];
+          const usual = window.fetch;
+          window.fetch = (path, how) => {
+            if (String(path).includes("/drawing")) drawings.push(path);
+            return usual(path, how);
+          };
+          const heard = [];
+          const on = (topic, hear) => topic === "run" && heard.push(hear);
+          const nodes = [{ name: "rollout", workers: ["gen"] }];
+          const session = { name: "steady", run: { nodes }, on };
+          new Graph(session, () => {});
+          const tell = () => heard.forEach((hear) => hear());
+          const counts = [drawings.length];
+          tell();
+          counts.push(drawings.length);
+          session.run = { nodes: [{ name: "rollout", workers: ["gen", "gen-1"] }] };
+          for (const _ of [1, 2]) tell();
+          counts.push(drawings.length);
+          return counts;
+        }"""
+    )
+    assert asked == [1, 1, 2]

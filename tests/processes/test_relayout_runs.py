@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dataflow.errors import KernelError
 from dataflow.graph import Graph
 from dataflow.set_expressions import edited
-from engine.api import Result, resume
+from engine.api import Result, resume, run
+from engine.plan.layout_table import RunLayout, measured_table
+from engine.plan.options import write_wishes
+from engine.plan.placement import Placing
+from engine.plan.relayout_option import find_changes
+from engine.protocol.workers import Workers
+from engine.session.attempts import _Run
 from graphs.agent import agent
 from tests.kit.environments import Echo
 from tests.kit.processes import KillWorkers
@@ -132,3 +140,47 @@ def test_with_a_lag_what_is_under_way_is_finished_first(tiny: TinyRuns) -> None:
         cut = run.folder / "checkpoints" / f"step_{switch[0]}" / "cut.json"
         if cut.is_file():
             assert json.loads(cut.read_text())["sources"]["prompts"]["running"] == []
+
+
+def test_a_layout_that_cannot_be_opened_is_closed_and_the_run_goes_on(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = growing(tiny.folder)
+    opened = _Run._open_workers
+
+    def open_one_replica(attempt: _Run, stack: ExitStack) -> Workers:
+        if attempt._plan.node("episode").layout.replicas == 2:
+            raise KernelError("episode-1: no device")
+        return opened(attempt, stack)
+
+    monkeypatch.setattr(_Run, "_open_workers", open_one_replica)
+    to_two = {BETWEEN: "replicas.episode=2"}
+    run = tiny.run(graph, 6, name="closing", relayout=to_two, **APART)
+    assert layouts_of(run) == [0] * 6
+    assert switches_of(run) == [(3, 0, 1), (3, 1, 0)]
+    record = json.loads((run.folder / "layouts.json").read_text())
+    assert [each["closed"] for each in record["layouts"]] == ["", "episode-1: no device"]
+    changes = json.loads((run.folder / "changes.json").read_text())["changes"]
+    reasons = [each["new"] for each in changes if each["where"] == "plan of the run"]
+    assert reasons[1].endswith("as layout 1 cannot be opened: episode-1: no device")
+    require_same_numbers(run, tiny.run(graph, 6, name="fixed", **APART))
+    resume(run.folder, steps=6)
+
+
+@LONG
+def test_wishes_of_a_search_are_switched_to_and_resumed(tiny: TinyRuns) -> None:
+    """Layouts as a search writes them, with equal chunks: the numbers of one layout."""
+    graph = growing(tiny.folder, letters=(4, 4, 60, 60, 60, 60, 60))
+    options = tiny.options(6, name="searched", **APART)
+    layouts: list[RunLayout] = []
+    for replicas in (("gen",), ("gen", "gen-1")):
+        pin = {"episode": replicas, "train_policy": ("train",)}
+        written = write_wishes(options, Placing(pin=pin, search="off"))
+        changes = find_changes(options, written)
+        layouts.append(RunLayout(text=f"{len(replicas)} replicas", changes=changes))
+    table = measured_table(layouts, {100: (1e3, 2e3), 400: (2e3, 1e3)})
+    switching = run(graph, options, layouts=table)
+    assert layouts_of(switching) == [0, 0, 0, 1, 1, 1]
+    require_same_numbers(switching, tiny.run(graph, 6, name="fixed", **APART))
+    resume(switching.folder, steps=7)
+    assert layouts_of(switching)[-1] == 1

@@ -10,7 +10,13 @@ import pytest
 from dataflow.errors import PlanError, RunError
 from engine.keep.layouts_file import LAYOUTS, KeptSwitch, encode_layouts, read_layouts
 from engine.plan.layout_table import RunLayout, measured_table
-from engine.plan.options import RunOptions, decode_options, encode_options
+from engine.plan.options import (
+    AUTO,
+    RunOptions,
+    decode_options,
+    encode_options,
+    on_this_host,
+)
 from engine.plan.relayout_option import read_relayout
 from engine.replay.recorded_run import list_other_layouts
 
@@ -54,6 +60,14 @@ def test_what_means_nothing_is_refused(relayout: dict[str, str], problem: str) -
         read_relayout(RunOptions(relayout=relayout))
 
 
+def test_what_runs_in_this_process_has_one_layout() -> None:
+    """As a rerun does, which looks for the layout of its Step elsewhere."""
+    assert on_this_host(RunOptions(relayout=AUTO)).relayout == {}
+    restored, _ = decode_options(encode_options(RunOptions(relayout=AUTO)), {})
+    assert restored.relayout == AUTO
+    assert read_relayout(restored) is None
+
+
 def test_a_measured_table_begins_half_way_and_fits_up_to_what_was_measured() -> None:
     layouts = (RunLayout(), RunLayout(text="two", changes={"replicas": {"rollout": 2}}))
     grid = {1024: (1.0, 2.0), 4096: (2.0, 1.99), 16384: (math.inf, 5.0)}
@@ -65,7 +79,8 @@ def test_a_measured_table_begins_half_way_and_fits_up_to_what_was_measured() -> 
 
 def test_a_table_is_kept_with_what_was_switched(tmp_path: Path) -> None:
     layouts = (RunLayout(), RunLayout(text="two", changes={"replicas": {"rollout": 2}}))
-    table = measured_table(layouts, {1024: (1.0, 2.0), 4096: (math.inf, 1.0)}, switch_seconds=3.0)
+    grid = {1024: (1.0, 2.0), 4096: (math.inf, 1.0)}
+    table = measured_table(layouts, grid, switch_seconds=3.0, begins=2000.0).close(0, "lost")
     switch = KeptSwitch(step=3, before=0, layout=1, reason="they grew", forced=True)
     (tmp_path / LAYOUTS).write_text(encode_layouts(table, 1, (switch,)))
     restored = read_layouts(tmp_path)

@@ -10,34 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.earl import TP4, TP8, measure_table
 from engine.coordinator.relayout_policy import RelayoutPolicy
 from engine.plan.layout_table import LayoutBucket, LayoutTable, RunLayout, measured_table
 from tests.kit.turns import example_count
 
 K = 1024
-GAINS = {
-    8 * K: (-21.1,),
-    16 * K: (-20.0, -32.2),
-    32 * K: (-18.0, -28.6, -30.7),
-    64 * K: (-24.7, -25.2, -26.3, -29.1),
-    128 * K: (-18.8, -20.8, -21.9, -16.6, -6.9),
-    256 * K: (-1.5, -5.0, -4.4, -5.9, -5.5),
-    512 * K: (4.6, 3.4, 6.4, 5.1),
-    1024 * K: (5.0, 5.5, 5.2),
-    2048 * K: (6.5, 3.1),
-}
-"""EARL (arXiv:2510.05943), the figure of its Parallelism Selector: live tokens (responses x
-context) -> the gain of TP 8 over TP 4, in percent, of each pair. At 4096 K TP 4 does not fit.
-"""
-TP4, TP8 = 0, 1
-
-
-def earl(*, switch_seconds: float = 0.0) -> LayoutTable:
-    """The grid as a profile: seconds of a Step that takes 1 s with TP 4."""
-    grid = {tokens: (1.0, 1 / (1 + sum(g) / len(g) / 100)) for tokens, g in GAINS.items()}
-    grid[4096 * K] = (math.inf, 1 / 1.05)
-    layouts = (RunLayout(text="tensor.rollout=4"), RunLayout(text="tensor.rollout=8"))
-    return measured_table(layouts, grid, switch_seconds=switch_seconds)
 
 
 def course(table: LayoutTable, trace: Sequence[float], start: int = 0) -> list[int]:
@@ -61,7 +39,7 @@ def switches(layouts: Sequence[int]) -> int:
 def test_one_switch_as_32_answers_grow_from_1k_to_32k(step_growth: float) -> None:
     steps = math.ceil(math.log(32) / math.log(step_growth)) + 1
     contexts = [min(32 * K, K * step_growth**n) for n in range(steps)]
-    layouts = course(earl(), [32 * context for context in contexts])
+    layouts = course(measure_table(), [32 * context for context in contexts])
     assert switches(layouts) == 1
     at = layouts.index(TP8)
     assert 8 * K < contexts[at - 1] < 16 * K * step_growth
@@ -69,14 +47,14 @@ def test_one_switch_as_32_answers_grow_from_1k_to_32k(step_growth: float) -> Non
 
 def test_one_switch_as_contexts_double_every_few_steps() -> None:
     contexts = [K * 2**n for n in range(6) for _ in range(8)]
-    layouts = course(earl(switch_seconds=0.05), [32 * context for context in contexts])
+    layouts = course(measure_table(switch_seconds=0.05), [32 * context for context in contexts])
     assert switches(layouts) == 1
     assert contexts[layouts.index(TP8) - 1] == 16 * K
 
 
 def test_four_gpus_are_refused_where_they_do_not_fit() -> None:
     """At 128 answers of 32 K, and before: what the next Step needs is predicted."""
-    table = earl(switch_seconds=1e9)  # no gain is worth that
+    table = measure_table(switch_seconds=1e9)  # no gain is worth that
     policy = RelayoutPolicy(table)
     for step in range(1, 11):
         policy.note_step(step, 128 * 8 * K)
@@ -95,7 +73,7 @@ def test_four_gpus_are_refused_where_they_do_not_fit() -> None:
     st.sampled_from([TP4, TP8]),
 )
 def test_noise_at_a_boundary_does_not_flap(mean: float, noise: Sequence[float], start: int) -> None:
-    layouts = course(earl(), [mean * share for share in noise], start)
+    layouts = course(measure_table(), [mean * share for share in noise], start)
     assert switches(layouts) <= 1
 
 
@@ -108,7 +86,7 @@ walks = st.lists(st.floats(-0.2, 0.2), min_size=5, max_size=120).map(
 @given(walks)
 def test_a_run_loses_at_most_7_percent_to_an_oracle(trace: Sequence[float]) -> None:
     """EARL's worst case of a wrong TP 4 is 6.5 %."""
-    table = earl()
+    table = measure_table()
     layouts = course(table, trace)
     taken = oracle = 0.0
     # of the first Step nothing is known
@@ -181,9 +159,19 @@ def test_a_table_without_seconds_is_followed() -> None:
     assert switch.reason == ("3000 live tokens (the last step 3000): the table has layout 1 there")
 
 
+def test_a_closed_layout_is_never_chosen() -> None:
+    buckets = tuple(LayoutBucket(start=1000 * best, best=best) for best in range(3))
+    table = LayoutTable(layouts=tuple(RunLayout() for _ in range(3)), buckets=buckets)
+    closed = table.close(1, "no device")
+    trace = [500.0] * 3 + [1500.0] * 5 + [2700.0] * 5 + [1500.0] * 5
+    assert set(course(table, trace)) == {0, 1, 2}
+    assert set(course(closed, trace)) == {0, 2}
+    assert course(closed, trace)[-1] == 2, "there is no reason to leave the present one"
+
+
 def test_a_switch_that_costs_more_than_it_saves_waits() -> None:
-    dear = RelayoutPolicy(earl(switch_seconds=6.0))  # 100 Steps save 5 s
-    cheap = RelayoutPolicy(earl(switch_seconds=1.0))
+    dear = RelayoutPolicy(measure_table(switch_seconds=6.0))  # 100 Steps save 5 s
+    cheap = RelayoutPolicy(measure_table(switch_seconds=1.0))
     for step in range(1, 5):
         for policy in (dear, cheap):
             policy.note_step(step, 1024 * K)
@@ -195,10 +183,10 @@ def test_a_switch_that_costs_more_than_it_saves_waits() -> None:
 
 
 def test_a_repeated_step_is_noted_once() -> None:
-    policy = RelayoutPolicy(earl())
+    policy = RelayoutPolicy(measure_table())
     for step in (1, 2, 3, 2, 3):
         policy.note_step(step, 512 * K * step)
-    once = RelayoutPolicy(earl())
+    once = RelayoutPolicy(measure_table())
     for step in (1, 2, 3):
         once.note_step(step, 512 * K * step)
     assert policy.choose(None) == once.choose(None)

@@ -15,7 +15,8 @@ from dataflow.errors import PlanError
 
 POINTS = 1024
 """Equally likely lengths by which a continuous distribution is represented."""
-
+_HALVINGS = 20
+"""Of an interval, by bisection."""
 
 _ASSUMED_MEDIAN, _ASSUMED_SIGMA = 0.15, 0.9
 """Of answers of which nothing is known but the longest: their median, as a share of that, and the
@@ -91,6 +92,24 @@ def lognormal(median: float, sigma: float, longest: int) -> LengthDistribution:
 def assumed_answers(longest: int) -> LengthDistribution:
     """Assume how long answers are of which only the longest is known. A guess."""
     return lognormal(max(1.0, _ASSUMED_MEDIAN * longest), _ASSUMED_SIGMA, longest)
+
+
+def assume_mean(mean: float, longest: int) -> LengthDistribution:
+    """Assume how long answers are of which the mean and the longest are known: as `assumed_answers`
+    does, with another median.
+    """
+    if mean >= longest:
+        return constant_length(longest)
+    least, most = 1.0, float(longest)
+    while lognormal(most, _ASSUMED_SIGMA, longest).mean < mean:
+        least, most = most, 2.0 * most
+    for _ in range(_HALVINGS):
+        middle = (least + most) / 2.0
+        if lognormal(middle, _ASSUMED_SIGMA, longest).mean < mean:
+            least = middle
+        else:
+            most = middle
+    return lognormal(most, _ASSUMED_SIGMA, longest)
 
 
 def of_lengths(lengths: np.ndarray) -> LengthDistribution:

@@ -29,7 +29,7 @@ from engine.plan.draft import Draft
 from engine.plan.lengths import all_lengths
 from engine.plan.passes.placement_problems import has_weights
 from engine.plan.plan import PlannedNode
-from engine.plan.priced_work import PricedWork, StepLengths
+from engine.plan.priced_work import ASSUMED, PricedWork
 from engine.plan.profiled_passes import samples_of
 from engine.plan.step_price import StepPrice
 
@@ -106,7 +106,7 @@ class _DealChooser:
             shapes[name] = cost.shape
         greatest = all_lengths(draft.graph, shapes)
         self._costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile, self._models)
-        lengths = StepLengths(assumes_answers=True)
+        lengths = ASSUMED
         self._work = PricedWork(draft, draft.graph, greatest, lengths)
         self._step = StepPrice(draft, self._costs, self._work, {})
 

@@ -18,11 +18,11 @@ from dataflow.safe_text import shown_bytes
 from engine.plan.cost.kv_cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import WIDTHS
-from engine.plan.cost.models import Shape, counted_dtype, model_cost
+from engine.plan.cost.models import counted_dtype, model_cost
 from engine.plan.draft import Draft
 from engine.plan.episodes import writes_turns
 from engine.plan.kernel_needs import find_engines, kernel_name, model_of, needs_of
-from engine.plan.lengths import all_lengths
+from engine.plan.lengths import greatest_lengths
 from engine.plan.plan import PlannedNode
 from engine.plan.prompt_bounds import most_prompt_tokens
 
@@ -33,7 +33,7 @@ def size_engines(draft: Draft) -> Draft:
     nodes_by_name = {node.name: node for node in draft.nodes}
     engines = find_engines(draft)
     if engines:
-        lengths = _find_lengths(draft)
+        lengths = greatest_lengths(draft.graph)
         gpu_memory = _find_unshared_memory(draft)
         for engine_nodes in engines:
             sized_nodes = _size_nodes(draft, engine_nodes, lengths, gpu_memory)
@@ -60,13 +60,6 @@ def _find_environments(draft: Draft) -> dict[str, dict[str, str]]:
             if not draft.cluster.on(draft.host_of(worker)).gpus:
                 variables |= needs.cpu_environment
     return environments
-
-
-def _find_lengths(draft: Draft) -> dict[str, Lengths]:
-    shapes: dict[str, Shape | None] = {}
-    for model in draft.graph_models:
-        shapes[model.name] = model_cost(model.base, model.head).shape
-    return all_lengths(draft.graph, shapes)
 
 
 def _size_nodes(

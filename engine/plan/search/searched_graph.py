@@ -28,7 +28,7 @@ from engine.plan.passes.placement_problems import count_most_ranks, why_one_repl
 from engine.plan.passes.side_modules import has_side
 from engine.plan.passes.tensor import count_worker_ranks, find_tensor_problems
 from engine.plan.plan import PlannedNode
-from engine.plan.priced_work import PricedWork, StepLengths
+from engine.plan.priced_work import ASSUMED, PricedWork, StepLengths
 from engine.plan.profiled_passes import kernel_family, samples_of
 from engine.plan.rates import Rates, correct_by_work
 from engine.plan.search.asked_places import Workers, find_pinned_groups, why_all_is_placed
@@ -53,8 +53,10 @@ class SearchedGraph:
     hosts: tuple[tuple[str, ...], ...] = ()
 
 
-def read_graph(draft: Draft) -> SearchedGraph:
-    """Make the problem of a draft whose kernels are chosen and whose nodes have no places."""
+def read_graph(draft: Draft, lengths: StepLengths = ASSUMED) -> SearchedGraph:
+    """Make the problem of a draft whose kernels are chosen and whose nodes have no places. lengths:
+    of answers.
+    """
     why = why_all_is_placed(draft)
     if why:
         return SearchedGraph(why=why)
@@ -62,7 +64,7 @@ def read_graph(draft: Draft) -> SearchedGraph:
     why = pools.why_none()
     if why:
         return SearchedGraph(why=why)
-    reader = _GraphReader(draft, pools)
+    reader = _GraphReader(draft, pools, lengths)
     why = reader.why_unpriced() or reader.why_all_pinned()
     if why:
         return SearchedGraph(why=why)
@@ -72,7 +74,7 @@ def read_graph(draft: Draft) -> SearchedGraph:
 class _GraphReader:
     """Reads the nodes of a draft."""
 
-    def __init__(self, draft: Draft, pools: DevicePools) -> None:
+    def __init__(self, draft: Draft, pools: DevicePools, lengths: StepLengths) -> None:
         self._draft, self._pools = draft, pools
         self._rates = Rates(draft.profile)
         costs = {model.name: cost_of_model(model) for model in draft.graph_models}
@@ -82,7 +84,7 @@ class _GraphReader:
         shapes = {name: cost.shape for name, cost in costs.items()}
         late = replace(draft, nodes=tuple(map(self._bind_late, draft.nodes)))
         greatest = all_lengths(draft.graph, shapes)
-        self._work = PricedWork(late, draft.graph, greatest, StepLengths(assumes_answers=True))
+        self._work = PricedWork(late, draft.graph, greatest, lengths)
         self._late = {node.name: node for node in late.nodes}
         self._alike: dict[tuple[object, ...], NodeWork] = {}
         """Works of one content are one, whose curves are worked out once."""

@@ -18,9 +18,9 @@ from dataflow.model import Model
 from engine.plan.cost.devices import Device, coefficients
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.model_passes import Sizes
-from engine.plan.cost.models import cost_of_model, counted_dtype, model_cost
+from engine.plan.cost.models import cost_of_model, counted_dtype
 from engine.plan.cost.profile import PassKey, ProfileCell
-from engine.plan.lengths import all_lengths
+from engine.plan.lengths import greatest_lengths
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.profiled_passes import kernel_family, kind_of_pass, samples_of
 from engine.predict.profile.predictions import (
@@ -67,7 +67,8 @@ def choose_works(
     works: list[ProfiledWork] = []
     skipped: list[SkippedNode] = []
     for number, plan in enumerate(plans):
-        lengths = _greatest_lengths(plan)
+        assert plan.program is not None
+        lengths = greatest_lengths(plan.program)
         for node in plan.nodes:
             if not node.traits.computes:
                 continue
@@ -85,14 +86,6 @@ def choose_works(
                 counts = [work.cores] if device.is_gpu else _thread_counts(work.cores, quick=quick)
                 works += (replace(work, cores=count, cells=cells) for count in counts)
     return works, skipped
-
-
-def _greatest_lengths(plan: Plan) -> dict[str, Lengths]:
-    """By node, what the graph allows."""
-    assert plan.program is not None
-    models = [state for state in plan.program.states if isinstance(state, Model)]
-    shapes = {model.name: model_cost(model.base, model.head).shape for model in models}
-    return all_lengths(plan.program, shapes)
 
 
 def _thread_counts(planned: int, *, quick: bool) -> list[int]:

@@ -18,7 +18,7 @@ from engine.run.loop.loop import Loop
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.faults import FaultModel
 from engine.run.simulated_workers.history import History
-from engine.run.simulated_workers.kernel_times import RandomTimes
+from engine.run.simulated_workers.kernel_times import KernelTimes, RandomTimes
 from engine.run.simulated_workers.store import MemoryStore, SimulatedCheckpoint
 from engine.run.simulated_workers.workers import SimulatedWorkers
 
@@ -30,7 +30,8 @@ class _Killed(Exception):
 class Simulation:
     """A run from its beginning, or from a checkpoint. rows: of each source in one pass. watchers:
     who is told of what happens. together: the coordinator is so slow that up to so many messages
-    wait, and takes them together; 1: each is heard alone, when it comes.
+    wait, and takes them together; 1: each is heard alone, when it comes. kernels: how long these
+    take, in the place of `durations`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Simulation:
         latest: SimulatedCheckpoint | None = None,
         watchers: Sequence[Subscriber] = (),
         together: int = 1,
+        kernels: KernelTimes | None = None,
     ) -> None:
         self.coordinator = Coordinator(plan, settings)
         closed, disk = 0, None
@@ -58,7 +60,7 @@ class Simulation:
             plan,
             history,
             rows=rows,
-            kernels=RandomTimes(durations),
+            kernels=kernels or RandomTimes(durations),
             outcomes=outcomes,
             faults=faults,
             disk=disk,

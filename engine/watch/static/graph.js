@@ -21,6 +21,7 @@ export class Graph {
   #drawing = null;
   #index = null;
   #life = null;
+  #drawn;
   #options = { by: "graph", fold: undefined };
 
   /** choose(kind, id): a part was opened. */
@@ -32,7 +33,19 @@ export class Graph {
     this.element = this.#section();
     session.on("figures", () => soon(this.#update));
     session.on("run", () => soon(this.#update));
+    session.on("run", () => this.#follow());
     this.load();
+  }
+
+  /** Asks for the drawing again where another layout has other Workers. */
+  #follow() {
+    if (this.#drawn !== undefined && this.#places() !== this.#drawn) this.load();
+  }
+
+  /** Which Workers each node has, as text. */
+  #places() {
+    const nodes = this.#session.run.nodes ?? [];
+    return JSON.stringify(nodes.map(({ name, workers }) => [name, workers]));
   }
 
   #section() {
@@ -140,6 +153,7 @@ export class Graph {
   }
 
   async load() {
+    this.#drawn = this.#places();
     try {
       const text = await getText(of(this.#session.name, "drawing"), this.#options);
       this.#adopt(parsed(text));
