@@ -257,7 +257,10 @@ def write_wishes(options: RunOptions, wishes: Placing) -> RunOptions:
     return replace(
         options,
         pin=pin,
+        together=wishes.together,
         tensor=dict(wishes.tensor),
+        microbatch=dict(wishes.microbatch),
+        slots=dict(wishes.slots),
         turns=wishes.turns,
         shard=wishes.shard or bool(wishes.sharded),
         search="off",
