@@ -287,17 +287,25 @@ def misplaced(given: Assignment, rank: int) -> Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How many ranks train; groups of `tensor` have the same rows; shard: split weights."""
+    """How many ranks train; groups of `tensor` x `context` have the same rows; shard: split
+    weights.
+    """
 
     size: int = 2
     tensor: int = 1
+    context: int = 1
     shard: bool = False
     cases: Sequence[str]
 
     @property
+    def alike(self) -> int:
+        """The number of ranks with the same rows."""
+        return self.tensor * self.context
+
+    @property
     def shares(self) -> int:
         """The number of shares of the rows."""
-        return self.size // self.tensor
+        return self.size // self.alike
 
 
 _BY_ROWS = (
@@ -318,6 +326,17 @@ WORLDS = {
     "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
     "2 x 2, split": World(size=4, tensor=2, shard=True, cases=_BOTH_WAYS),
 }
+_BY_TOKENS = ("grpo", "value", "group", "mute", "chunked", "qwen3", "two sets")
+CONTEXT_WORLDS = {
+    "tokens": World(context=2, cases=(*_BY_TOKENS, "fitted", "in parts", "groups in parts")),
+    "tokens in 4": World(size=4, context=4, cases=("grpo", "value", "chunked")),
+    "rows and tokens": World(size=4, context=2, cases=("value", "two sets", "two sets in parts")),
+    "rows and tokens, split": World(size=4, context=2, shard=True, cases=_BOTH_WAYS),
+    "tokens and matrices": World(
+        size=4, tensor=2, context=2, cases=("grpo", "fitted", "value", "qwen3", "in parts")
+    ),
+}
+"""Worlds in which ranks divide the tokens of the same rows."""
 THREE = World(size=3, cases=_IN_PARTS)
 """Which only trains in parts."""
 
@@ -338,13 +357,14 @@ class Rank:
 
     def open(self, case: Case) -> TorchTrain:
         """The kernel of this rank."""
-        split: dict[str, Any] = {"shard": self.world.shard, "tensor": self.world.tensor}
+        world = self.world
+        split = {"shard": world.shard, "tensor": world.tensor, "context": world.context}
         return case.open(self.bases, session=self.session(), **split)
 
     @property
     def share(self) -> int:
         """Whose rows it has."""
-        return self.rank // self.world.tensor
+        return self.rank // self.world.alike
 
     def mine(self, case: Case) -> Case:
         """The case with as many owners as there are shares."""
@@ -354,10 +374,14 @@ class Rank:
 
     def limits(self) -> list[float]:
         """The time limits of collectives, in seconds, of each of its groups."""
-        ranks = Ranks(self.session(), torch.device("cpu"), "node", self.world.tensor)
+        world, cpu = self.world, torch.device("cpu")
+        ranks = Ranks(self.session(), cpu, "node", world.tensor, world.context)
         assert ranks.mesh is not None
         groups = [ranks._data, ranks.mesh.get_group()]
-        assert [group.size() for group in groups] == [self.world.shares, self.world.tensor]
+        assert [group.size() for group in groups] == [world.size // world.tensor, world.tensor]
+        if world.context > 1:
+            groups.append(ranks.context_group)
+            assert ranks.context_group.size() == world.context
         backends = [group._get_backend(torch.device("cpu")) for group in groups]
         return [backend.options._timeout.total_seconds() for backend in backends]
 
