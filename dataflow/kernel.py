@@ -185,7 +185,7 @@ class AssignedRows:
 
     keys: of the rows in its inputs. If the node has several ranks, `total` is the number of the
     set's rows in the Step, and `mine` this rank's ascending indices among them; each row is in
-    exactly one share, so on layout.tensor ranks. What a rank needs of the others' rows, it asks
+    exactly one share, so on layout.alike ranks. What a rank needs of the others' rows, it asks
     them for, by the session's group.
     """
 

@@ -25,6 +25,7 @@ from dataflow.errors import PlanError
 from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import group_engine_nodes
+from engine.plan.passes.context_ranks import count_context_ranks
 from engine.plan.passes.devices import assign_devices
 from engine.plan.passes.placement_problems import find_placement_problems, why_one_replica
 from engine.plan.passes.spare import (
@@ -34,7 +35,11 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
-from engine.plan.passes.tensor import count_worker_ranks, describe_rank_steps
+from engine.plan.passes.tensor import (
+    count_alike_ranks,
+    count_worker_ranks,
+    describe_rank_steps,
+)
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
@@ -124,7 +129,7 @@ def _put_here(node: PlannedNode) -> PlannedNode:
 
 def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     """How a node is divided among its Workers."""
-    tensor = count_worker_ranks(draft, node)
+    tensor, context = count_worker_ranks(draft, node), count_context_ranks(draft, node)
     offload = draft.placing.offload.get(node.name, "none")
     if node.work != "train":
         return Layout(replicas=worker_count // tensor, tensor=tensor, offload=offload)
@@ -132,8 +137,9 @@ def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     is_sharded = draft.placing.shard or node.name in draft.placing.sharded
     shard = is_sharded and worker_count > tensor
     return Layout(
-        data=worker_count // tensor,
+        data=worker_count // (tensor * context),
         tensor=tensor,
+        context=context,
         shard=shard,
         recompute=draft.placing.recompute.get(node.name, "none"),
         offload=offload,
@@ -251,11 +257,11 @@ def _choose_base(node: PlannedNode, is_below: bool, fed_sources: Collection[str]
 def _name_copies(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> Workers:
     """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
     base = bases[node.name]
-    tensor = count_worker_ranks(draft, node)
-    ranks = draft.placing.ranks.get(node.name, 1) * tensor
+    alike = count_alike_ranks(draft, node)
+    ranks = draft.placing.ranks.get(node.name, 1) * alike
     replicas = draft.placing.replicas.get(node.name, 1)
     if replicas > 1 or _is_split_otherwise(draft, node, bases):
-        return tuple(f"{node.name}-{i}" for i in range(replicas * tensor))
+        return tuple(f"{node.name}-{i}" for i in range(replicas * alike))
     if ranks > 1:
         return (base, *(f"{base}-{i}" for i in range(1, ranks)))
     return (base,)
@@ -271,8 +277,9 @@ def _is_split_otherwise(draft: Draft, node: PlannedNode, bases: Mapping[str, str
     for other in draft.nodes:
         if other.work == "train" and bases[other.name] == bases[node.name]:
             other_tensor = count_worker_ranks(draft, other)
-            ranks = draft.placing.ranks.get(other.name, 1) * other_tensor
-            if ranks > 1 and other_tensor != tensor:
+            context = count_context_ranks(draft, other)
+            ranks = draft.placing.ranks.get(other.name, 1) * other_tensor * context
+            if ranks > 1 and (other_tensor != tensor or context > 1):
                 return True
     return False
 

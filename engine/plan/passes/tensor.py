@@ -16,6 +16,7 @@ from dataflow.side_module import Side
 from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import find_model, kernel_name, needs_of
+from engine.plan.passes.context_ranks import count_context_ranks
 from engine.plan.passes.kernels import find_tensor_kernel
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
@@ -44,10 +45,17 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
 
 
 def count_worker_ranks(draft: Draft, node: PlannedNode) -> int:
-    """How many Workers have the same rows of a node: its tensor ranks, where these are Workers."""
+    """How many Workers of a node have the same tokens: its tensor ranks, where these are
+    Workers.
+    """
     if node.work == "train" or needs_of(draft.graph, node).ranks:
         return draft.placing.tensor.get(node.name, 1)
     return 1
+
+
+def count_alike_ranks(draft: Draft, node: PlannedNode) -> int:
+    """How many Workers have the same rows of a node: its tensor ranks of each context rank."""
+    return count_worker_ranks(draft, node) * count_context_ranks(draft, node)
 
 
 def describe_rank_steps(draft: Draft) -> Iterator[str]:

@@ -75,8 +75,8 @@ class ContextRanks:
 
 
 def require_heads(module: nn.Module, context: int, tensor: int, node: str) -> None:
-    """Raise KernelError for a module whose heads so many context ranks cannot share equally. tensor:
-    ranks over which the heads are divided before.
+    """Raise KernelError for a module whose heads so many context ranks cannot share equally.
+    tensor: ranks over which the heads are divided before.
     """
     config: Any = module.config
     heads = int(config.num_attention_heads) // tensor

@@ -282,7 +282,9 @@ def _make_grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
 
 
 def _make_context_group(group: Any, tensor: int, context: int, device: torch.device) -> Any:
-    """The group of the ranks that have this rank's rows and part of the weights. As `_make_grid`."""
+    """The group of the ranks that have this rank's rows and part of the weights, made as in
+    `_make_grid`.
+    """
     limit = group._get_backend(device).options._timeout
     own_group = None
     for share in torch.arange(group.size()).view(-1, context, tensor):
