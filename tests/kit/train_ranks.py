@@ -465,6 +465,30 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
         torch.save(results, folder / f"rank {number}.pt")
 
 
+def main_that_counts(number: int, folder: Path, bases: Mapping[str, str]) -> None:
+    """What each of two context ranks keeps for backward passes, to a file."""
+    world = World(context=2, cases=())
+    with gloo_world(folder / "store", number, world.size):
+        rank = Rank(rank=number, world=world, folder=folder, bases=bases)
+        case = rank.mine(CASES["grpo"])
+        torch.save(count_kept(case, rank.open(case)), folder / f"rank {number}.pt")
+
+
+def count_kept(case: Case, kernel: TorchTrain) -> int:
+    """Bytes that a Step keeps for backward passes besides weights, each tensor once a pass."""
+    weights = {p.untyped_storage().data_ptr() for p in kernel._module.parameters()}
+    sizes: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kernel.step(case.assignment(1))
+    return sum(sizes)
+
+
 def main_of_three(number: int, folder: Path, bases: Mapping[str, str]) -> None:
     """The same of what three ranks do."""
     with gloo_world(folder / "store", number, THREE.size):

@@ -138,6 +138,18 @@ def test_the_group_that_divides_tokens_is_bounded_in_time(ranks: Reports) -> Non
     assert {limit for rank in ranks for limit in rank["limits"]} == {60.0}
 
 
+@pytest.mark.long
+def test_each_of_two_ranks_keeps_half_for_backward_passes(
+    all_bases: dict[str, str], tmp_path: Path
+) -> None:
+    case = tr.CASES["grpo"]
+    whole = tr.count_kept(case, case.open(all_bases))
+    as_ranks(2, tr.main_that_counts, tmp_path, all_bases, limit=LIMIT)
+    halves = [torch.load(tmp_path / f"rank {number}.pt") for number in range(2)]
+    print(whole, halves)
+    assert all(0.45 * whole < half < 0.6 * whole for half in halves)
+
+
 def test_heads_that_context_ranks_cannot_share_are_refused(base: str) -> None:
     session = FakeSession(world=3, group=None)
     with pytest.raises(KernelError, match="expected a process group for its 3 ranks"):
