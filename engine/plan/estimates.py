@@ -50,8 +50,8 @@ class Estimate:
     """
 
     exchanged: int = 0
-    """Bytes that each context rank sends, and receives, for attention over the largest micro-batch,
-    forwards and backwards; 0 without such ranks.
+    """Bytes that each context rank sends, and receives, for attention in the largest pass, and in
+    the backward one if there is one; 0 without such ranks.
     """
 
     @property

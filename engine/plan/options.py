@@ -86,7 +86,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     tensor: Mapping[str, int] = field(default_factory=dict)
     """Tensor ranks of each data-parallel one, each replica of what computes, or an engine."""
     context: Mapping[str, int] = field(default_factory=dict)
-    """Ranks of a train node that divide the tokens of the same rows (train_policy=2)."""
+    """Ranks that divide the tokens of the same rows, to train or read them (train_policy=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     recompute: Mapping[str, Recompute] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Placing:
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     context: Mapping[str, int] = field(default_factory=dict)
-    """Ranks of a train node that divide the tokens of the same rows."""
+    """Ranks that divide the tokens of the same rows, of nodes that train or read finished rows."""
     shard: bool = False
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
     """Of train nodes that are not named, the planner chooses; as of the next."""

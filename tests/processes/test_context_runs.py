@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from dataflow.graph import Graph
 from engine.api import Result, resume
+from graphs.grpo import grpo
 from tests.kit.processes import KillWorkers
-from tests.kit.run_graphs import deadly, evaluated, followed, small, with_score
+from tests.kit.run_graphs import deadly, evaluated, followed, small, two_models, vowels, with_score
 from tests.kit.runs import column, require_alike, require_alike_weights, require_whole_models
 from tests.kit.tiny_runs import TinyRuns
 
@@ -21,6 +23,12 @@ TWO: dict[str, Any] = {"context": {"train_policy": 2}}
 GEN: dict[str, Any] = {"pin": {"rollout": "gen"}}
 FOUR: dict[str, Any] = {"ranks": {"train_policy": 2}, "shard": True, **TWO}
 """Two shares of the rows; each of the four ranks has a part of the weights."""
+
+
+def with_reference(folder: Path) -> Graph:
+    """GRPO with a term for the distance from where it began."""
+    base, data = str(folder / "model"), str(folder / "train.parquet")
+    return grpo(base, data, vowels, n=4, batch=4, max_tokens=6, lr=1e-3, beta=0.1)
 
 
 def test_two_context_ranks_train_as_one_does_and_each_row_is_fetched_once(tiny: TinyRuns) -> None:
@@ -84,3 +92,24 @@ def test_a_context_rank_that_dies_in_a_step_is_not_what_the_other_failed_with(
     whole, again = dying("whole"), dying("again", checkpoint_every=2, **TWO)
     assert (tmp_path / "again").exists()
     require_alike(again, whole)
+
+
+def test_a_reference_of_context_ranks_gives_the_numbers_of_one_also_after_a_death(
+    tiny: TinyRuns,
+) -> None:
+    how: dict[str, Any] = {"context": {"reference": 2}, "pin": {"reference": "r0,r1"}}
+    death = KillWorkers({2: "r1"})
+    one = tiny.run(with_reference, 4, name="one", pin={"reference": "r0"})
+    two = tiny.run(with_reference, 4, name="two", **how, on_step=[death])
+    assert death.killed
+    require_alike(two, one)
+    require_alike_weights(two, one)
+
+
+def test_values_are_read_in_the_shares_that_train_their_critic(tiny: TinyRuns) -> None:
+    one = tiny.run(two_models, name="one", checkpoint_every=2)
+    ranks = "t0,t1,t2,t3"
+    pins = {"train_policy": ranks, "train_critic": ranks, "values": ranks, "reference": "t2,t3"}
+    context = dict.fromkeys(pins, 2)
+    four = tiny.run(two_models, name="four", checkpoint_every=2, pin=pins, context=context)
+    require_alike(four, one)

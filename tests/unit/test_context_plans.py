@@ -53,7 +53,7 @@ def test_with_shard_context_ranks_keep_a_part_of_the_state() -> None:
 
 @pytest.mark.parametrize(("wish", "message"), [
     ({"context": {"rollout": 2}},
-     "context: rollout=2, but only train nodes divide tokens among ranks. Fix: train_policy=2"),
+     "context: rollout=2, but generate has no ranks that divide tokens. Fix: train_policy=2"),
     ({"context": {"train_policy": 0}}, "context: train_policy=0. Fix: train_policy=1"),
     ({"context": {"train_policy": 3}},
      "context: train_policy=3, and its Model has 4 heads, which are not divisible."

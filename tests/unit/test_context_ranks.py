@@ -146,7 +146,6 @@ def test_each_of_two_ranks_keeps_half_for_backward_passes(
     whole = tr.count_kept(case, case.open(all_bases))
     as_ranks(2, tr.main_that_counts, tmp_path, all_bases, limit=LIMIT)
     halves = [torch.load(tmp_path / f"rank {number}.pt") for number in range(2)]
-    print(whole, halves)
     assert all(0.45 * whole < half < 0.6 * whole for half in halves)
 
 

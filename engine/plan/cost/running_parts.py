@@ -137,9 +137,7 @@ def _training_parts(
             row_set = recompute_parts(row_set, passed, work, kernel.dtype)
         if passed is not None:
             row_set["activations"] += work.at_once * _narrow_bytes(passed, kernel)
-        for part in _OF_TOKENS & row_set.keys():
-            row_set[part] = -(-row_set[part] // layout.context)
-        for part, size in row_set.items():
+        for part, size in _divide_tokens(row_set, layout).items():
             parts[part] = max(size, parts.get(part, 0))
     if kernel.gradient_sums:
         parts = sum_parts(parts, parameters, kernel.gradient_sums)
@@ -149,6 +147,14 @@ def _training_parts(
         ranks = layout.data * layout.context if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
     return parts
+
+
+def _divide_tokens(parts: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Bytes of one of the ranks that divide tokens."""
+    divided = dict(parts)
+    for part in _OF_TOKENS & divided.keys():
+        divided[part] = -(-divided[part] // layout.context)
+    return divided
 
 
 def _narrow_bytes(passed: Shape, kernel: RunningKernel) -> int:
@@ -168,19 +174,20 @@ def _forward_parts(
     if shape is not None:
         (work,) = works
         parts = memory.forward_parts(shape, work, kernel.dtype, kernel.head)
+        parts = _divide_tokens(parts, kernel.layout)
     if kernel.has_waiting_weights:
         parts["loaded"] = kernel.parameters * memory.WIDTHS[kernel.dtype]
     return parts
 
 
 def count_exchanged(shape: Shape | None, works: Iterable[Work], kernel: RunningKernel) -> int:
-    """Bytes that each context rank sends in the largest micro-batch, forwards and backwards; 0
-    without such ranks. shape: of a tensor rank's part.
+    """Bytes that each context rank sends in the largest pass, and in the backward one if there is
+    one; 0 without such ranks. shape: of a tensor rank's part.
     """
     layout = kernel.layout
     if shape is None or layout.context == 1:
         return 0
-    passes = 2 + (layout.recompute == "layers")
+    passes = 1 if kernel.kind == "forward" else 2 + (layout.recompute == "layers")
     of_token = exchanged_bytes(shape, memory.WIDTHS[kernel.dtype], 1, layout.context)
     return int(passes * of_token * max(work.at_once for work in works))
 

@@ -182,7 +182,8 @@ def _layout(node: PlannedNode) -> Iterator[str]:
     if node.ranks > 1:
         ranks = f"{node.ranks} ranks"
         if node.work != "train":
-            ranks = f"{node.ranks} tensor ranks{' each' * (node.layout.replicas > 1)}"
+            kind = "context" if node.layout.context > 1 else "tensor"
+            ranks = f"{node.ranks} {kind} ranks{' each' * (node.layout.replicas > 1)}"
         elif node.layout.alike > 1:
             ways = _list_ways(node.layout)
             counts = " x ".join(map(str, ways.values()))
@@ -221,8 +222,9 @@ def _describe_tokens(plan: Plan, node: PlannedNode) -> str:
         return ""
     row_bytes = sum(edge.bytes for edge in plan.edges if edge.consumer == node.name)
     each = f"each context rank computes 1 of {layout.context} tokens"
-    rows = f"receives rows of {shown_bytes(-(-row_bytes // layout.data))} a Step"
-    heads = f"{shown_bytes(node.estimate.exchanged)} of heads a micro-batch"
+    shares = layout.data * layout.replicas
+    rows = f"receives rows of {shown_bytes(-(-row_bytes // shares))} a Step"
+    heads = f"{shown_bytes(node.estimate.exchanged)} of heads in its largest pass"
     return f"{each}, {rows}, and {heads}"
 
 

@@ -25,7 +25,7 @@ from dataflow.errors import PlanError
 from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import group_engine_nodes
-from engine.plan.passes.context_ranks import count_context_ranks
+from engine.plan.passes.context_ranks import count_alike_ranks, count_context_ranks
 from engine.plan.passes.devices import assign_devices
 from engine.plan.passes.placement_problems import find_placement_problems, why_one_replica
 from engine.plan.passes.spare import (
@@ -35,11 +35,7 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
-from engine.plan.passes.tensor import (
-    count_alike_ranks,
-    count_worker_ranks,
-    describe_rank_steps,
-)
+from engine.plan.passes.tensor import count_worker_ranks, describe_rank_steps
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
@@ -131,13 +127,14 @@ def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     """How a node is divided among its Workers."""
     tensor, context = count_worker_ranks(draft, node), count_context_ranks(draft, node)
     offload = draft.placing.offload.get(node.name, "none")
+    shares = worker_count // (tensor * context)
     if node.work != "train":
-        return Layout(replicas=worker_count // tensor, tensor=tensor, offload=offload)
+        return Layout(replicas=shares, tensor=tensor, context=context, offload=offload)
     # Ranks with the same rows have different weights already.
     is_sharded = draft.placing.shard or node.name in draft.placing.sharded
     shard = is_sharded and worker_count > tensor
     return Layout(
-        data=worker_count // (tensor * context),
+        data=shares,
         tensor=tensor,
         context=context,
         shard=shard,
@@ -268,18 +265,17 @@ def _name_copies(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> W
 
 
 def _is_split_otherwise(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> bool:
-    """Whether a node's tensor ranks cannot be in its base, as those that train there have other
-    shares.
+    """Whether a node's ranks with the same rows cannot be in its base, as those that train there
+    have other shares.
     """
-    tensor = count_worker_ranks(draft, node)
-    if node.work == "train" or tensor == 1:
+    ways = (count_worker_ranks(draft, node), count_context_ranks(draft, node))
+    if node.work == "train" or ways == (1, 1):
         return False
     for other in draft.nodes:
         if other.work == "train" and bases[other.name] == bases[node.name]:
-            other_tensor = count_worker_ranks(draft, other)
-            context = count_context_ranks(draft, other)
-            ranks = draft.placing.ranks.get(other.name, 1) * other_tensor * context
-            if ranks > 1 and (other_tensor != tensor or context > 1):
+            other_ways = (count_worker_ranks(draft, other), count_context_ranks(draft, other))
+            ranks = draft.placing.ranks.get(other.name, 1) * count_alike_ranks(draft, other)
+            if ranks > 1 and other_ways != ways:
                 return True
     return False
 

@@ -15,10 +15,10 @@ from typing import get_args
 from dataflow.errors import nearest, nearest_or_all
 from dataflow.kernel import Layout, Offload, Recompute
 from engine.plan.draft import Draft
-from engine.plan.passes.context_ranks import find_context_problems
+from engine.plan.passes.context_ranks import count_alike_ranks, find_context_problems
 from engine.plan.passes.side_modules import find_side_problems
 from engine.plan.passes.spare import find_range_problems
-from engine.plan.passes.tensor import count_alike_ranks, find_tensor_problems
+from engine.plan.passes.tensor import find_tensor_problems
 from engine.plan.placement import Compiled, Placing, StreamChoice
 from engine.plan.plan import PlannedNode
 from engine.plan.profiled_passes import samples_of

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dataflow.errors import KernelError
+from dataflow.kernel import Session
 from operators.kernels.torch.attention import AttentionPass
 from operators.kernels.torch.attention_kind import AttentionKind
 from operators.kernels.torch.model_numbers import ModelNumbers
@@ -50,6 +51,19 @@ class ContextRanks:
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
         self.rank, self.count = group.rank(), group.size()
+
+    @staticmethod
+    def of_replica(module: nn.Module, session: Session, node: str) -> ContextRanks:
+        """The ranks of a replica, all of which divide tokens. Raises KernelError for a module of
+        which they cannot, and without a process group.
+        """
+        if session.group is None:
+            raise KernelError(
+                f"{node}: expected a process group for its {session.world} ranks, found none. Fix:"
+                " plan it with one rank."
+            )
+        require_heads(module, session.world, 1, node)
+        return ContextRanks(session.group, next(module.parameters()).device)
 
     def divide(self, packed: Packed) -> TokenShare:
         """Take this rank's tokens of a layout. Every rank has to call, with the same layout."""
@@ -125,12 +139,13 @@ class TokenShare:
         """[tokens predicted here, ...] -> [tokens, ...], on every rank."""
         return numbers if self.joins is None else self.joins[0].join(numbers)
 
+    def join_rows(self, numbers: Tensor) -> Tensor:
+        """[rows whose last token is here, ...] -> [rows, ...], on every rank."""
+        return numbers if self.joins is None else self.joins[1].join(numbers)
+
     def join(self, numbers: ModelNumbers) -> ModelNumbers:
         """Gather the numbers of all tokens and rows. Every rank has to call."""
-        if self.joins is None:
-            return numbers
-        _, of_rows = self.joins
-        scores = None if numbers.scores is None else of_rows.join(numbers.scores)
+        scores = None if numbers.scores is None else self.join_rows(numbers.scores)
         return numbers._replace(scores=None).each(self.join_tokens)._replace(scores=scores)
 
 
