@@ -1,5 +1,5 @@
-"""What each of several ranks of a replica does with the forward kernels: numbers of rows, before and
-after new weights, and how far they are from those of the whole Model.
+"""What each of several ranks of a replica does with the forward kernels: numbers of rows, before
+and after new weights, and how far they are from those of the whole Model.
 """
 
 from __future__ import annotations

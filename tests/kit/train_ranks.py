@@ -27,6 +27,7 @@ from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows, rollout, token_column
+from tests.kit.side_modules import READER
 from tests.kit.step_parts import cut_step
 from tests.kit.training import (
     CLIPPED,
@@ -181,6 +182,7 @@ CASES: dict[str, Case] = {
     "two sets": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 0, 1, 1), **TWO_SETS),
     "no row of a set": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 1, 1, 1), **TWO_SETS),
 }
+CASES["side"] = Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), params={"adapter": READER})
 FITTED = {"recompute": "layers", "offload": "optimizer"}
 """A layout that changes no bit."""
 CASES |= {
@@ -328,7 +330,9 @@ WORLDS = {
 }
 _BY_TOKENS = ("grpo", "value", "group", "mute", "chunked", "qwen3", "two sets")
 CONTEXT_WORLDS = {
-    "tokens": World(context=2, cases=(*_BY_TOKENS, "fitted", "in parts", "groups in parts")),
+    "tokens": World(
+        context=2, cases=(*_BY_TOKENS, "fitted", "side", "in parts", "groups in parts")
+    ),
     "tokens in 4": World(size=4, context=4, cases=("grpo", "value", "chunked")),
     "rows and tokens": World(size=4, context=2, cases=("value", "two sets", "two sets in parts")),
     "rows and tokens, split": World(size=4, context=2, shard=True, cases=_BOTH_WAYS),

@@ -1,4 +1,4 @@
-"""Whole runs with context ranks: the numbers of one rank, parts of a Step, deaths, other layouts."""
+"""Whole runs with context ranks: the numbers of one rank, parts of a Step, deaths, resumes."""
 
 from __future__ import annotations
 

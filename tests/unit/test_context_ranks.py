@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dataflow.errors import KernelError
+from tests.kit import context_attention
 from tests.kit import train_ranks as tr
 from tests.kit.kernels import FakeSession
 from tests.kit.models import save_tiny
@@ -147,6 +148,21 @@ def test_each_of_two_ranks_keeps_half_for_backward_passes(
     as_ranks(2, tr.main_that_counts, tmp_path, all_bases, limit=LIMIT)
     halves = [torch.load(tmp_path / f"rank {number}.pt") for number in range(2)]
     assert all(0.45 * whole < half < 0.6 * whole for half in halves)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 4])
+def test_attention_of_every_kind_is_that_of_one_rank(count: int, tmp_path: Path) -> None:
+    as_ranks(count, context_attention.main, tmp_path, count, limit=LIMIT)
+    reports = [torch.load(tmp_path / f"rank {number}.pt") for number in range(count)]
+    for name, kind in context_attention.KINDS.items():
+        for index, whole in enumerate(context_attention.attend_alone(kind, count)):
+            parts = [report[name][index] for report in reports]
+            if whole.dim() == 1:  # of sinks, of which each rank has used its own heads'
+                joined = torch.stack(parts).sum(0)
+            else:
+                joined = torch.stack(parts, dim=1).flatten(0, 1)[: len(whole)]
+            assert float((joined - whole).abs().max()) < 1e-5, f"{name} {index}"
 
 
 def test_heads_that_context_ranks_cannot_share_are_refused(base: str) -> None:
