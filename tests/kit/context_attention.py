@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class LayerKind:
     """A layer's attention, with so many heads of keys."""
 
     key_heads: int = 2
@@ -34,11 +34,11 @@ class Kind:
 
 
 KINDS = {
-    "plain": Kind(),
-    "one head of keys": Kind(key_heads=1),
-    "window": Kind(window=3),
-    "capped": Kind(softcap=5.0),
-    "sinks": Kind(has_sinks=True, key_heads=4),
+    "plain": LayerKind(),
+    "one head of keys": LayerKind(key_heads=1),
+    "window": LayerKind(window=3),
+    "capped": LayerKind(softcap=5.0),
+    "sinks": LayerKind(has_sinks=True, key_heads=4),
 }
 
 
@@ -51,7 +51,7 @@ def pack_rows() -> Packed:
     return pack(rows.ragged("prompt_ids"), rows.ragged("completion_ids"), np.arange(9), whole=True)
 
 
-def attend(kind: Kind, attention_pass: AttentionPass, own: slice, tokens: int) -> list[Tensor]:
+def attend(kind: LayerKind, attention_pass: AttentionPass, own: slice, tokens: int) -> list[Tensor]:
     """The output for some tokens, and the gradients of what made it."""
     generator = torch.Generator().manual_seed(3)
     widths = {"query": HEADS, "key": kind.key_heads, "value": kind.key_heads}
@@ -80,7 +80,7 @@ def main(number: int, folder: Path, count: int) -> None:
         torch.save(reports, folder / f"rank {number}.pt")
 
 
-def attend_alone(kind: Kind, count: int) -> list[Tensor]:
+def attend_alone(kind: LayerKind, count: int) -> list[Tensor]:
     """What one rank comes to for the tokens that so many have."""
     packed = pack_rows()
     padded = -(-len(packed.ids) // count) * count

@@ -15,6 +15,7 @@ from tests.kit import context_attention
 from tests.kit import train_ranks as tr
 from tests.kit.kernels import FakeSession
 from tests.kit.models import save_tiny
+from tests.kit.train_worlds import CONTEXT_WORLDS
 from tests.kit.training import PG, as_ranks, assert_metrics_alike, distance, opened, weights_of
 
 LIMIT = 120.0
@@ -23,10 +24,10 @@ LIMIT = 120.0
 Reports = list[dict[str, Any]]
 """What each rank of a world wrote of everything that it did."""
 
-in_every_world = pytest.mark.parametrize("world", tr.CONTEXT_WORLDS)
+in_every_world = pytest.mark.parametrize("world", CONTEXT_WORLDS)
 in_every_case = pytest.mark.parametrize(
     ("world", "name"),
-    [(name, case) for name, world in tr.CONTEXT_WORLDS.items() for case in world.cases],
+    [(name, case) for name, world in CONTEXT_WORLDS.items() for case in world.cases],
 )
 
 
@@ -62,7 +63,7 @@ def trained(
     def folder_of(world: str) -> Path:
         path = folder / world.replace(" ", "-")
         path.mkdir()
-        ranks = tr.CONTEXT_WORLDS[world]
+        ranks = CONTEXT_WORLDS[world]
         as_ranks(ranks.size, tr.main, ranks, path, all_bases, limit=LIMIT)
         return path
 
@@ -94,7 +95,7 @@ def test_ranks_that_divide_tokens_give_the_weights_and_metrics_of_one(
         assert torch.equal(other["looked"], first["looked"])
         if other["weights"]:
             assert distance(first["weights"], other["weights"]) == 0.0
-    ways = tr.CONTEXT_WORLDS[world]
+    ways = CONTEXT_WORLDS[world]
     assert bool(others[-1]["weights"]) == (not ways.shard and ways.tensor == 1)
 
 
@@ -118,7 +119,7 @@ def test_what_fails_on_some_tokens_fails_on_all_ranks(world: str, ranks: Reports
     assert "expected a gradient norm that is finite" in first["gradient"]
     for name in ("loss", "gradient", "uneven"):
         assert {other[name] for other in others} == {first[name]}
-    alike = tr.CONTEXT_WORLDS[world].alike
+    alike = CONTEXT_WORLDS[world].alike
     assert f"expected each of 18 rows with exactly {alike} of" in first["uneven"]
     assert all(error["raised"].endswith("Error: an advantage of 3") for error in errors)
 
