@@ -50,8 +50,10 @@ class Layout:
     """How one node is split; all numbers are 1 in one process.
 
     data: shares of a Step's rows. tensor: ranks that have the same share, or are one replica, and
-    have a part of each matrix of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank
-    number d * tensor + t is part t of share d. threads: of each rank's kernel.
+    have a part of each matrix of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3).
+    context: ranks that have the same share, and compute a part of its tokens
+    (DeepSpeed-Ulysses, arXiv:2309.14509). Rank number (d * context + c) * tensor + t has part t of
+    the matrices and part c of the tokens of share d. threads: of each rank's kernel.
     """
 
     replicas: int = 1
@@ -105,6 +107,18 @@ class Layout:
     def partial(self) -> bool:
         """Whether a rank has only a part of the weights: its module is useless to others."""
         return self.shard or self.tensor > 1
+
+    @property
+    def alike(self) -> int:
+        """Ranks that have the same rows."""
+        return self.tensor * self.context
+
+    @property
+    def in_step(self) -> bool:
+        """Whether ranks compute every micro-batch together: with a part of the weights each, or of
+        the tokens.
+        """
+        return self.partial or self.context > 1
 
     def has_equal_part(self, other: Layout) -> bool:
         """Whether a rank has all of the weights, or the part that one of the other layout has."""
@@ -171,7 +185,7 @@ class AssignedRows:
 
     keys: of the rows in its inputs. If the node has several ranks, `total` is the number of the
     set's rows in the Step, and `mine` this rank's ascending indices among them; each row is in
-    exactly one share, so on layout.tensor ranks. What a rank needs of the others' rows, it asks
+    exactly one share, so on layout.alike ranks. What a rank needs of the others' rows, it asks
     them for, by the session's group.
     """
 

@@ -57,8 +57,8 @@ class PartTrainer(ABC):
     of which `why_not_in_parts` (training_parts.py) says nothing; KernelError for others.
 
     Several ranks with whole weights compute a part each by itself, and meet in `finish_parts`;
-    ranks with a part of the weights (Layout.partial) also compute parts in lock-step. A rank
-    without a row in a part is given it, too.
+    ranks with a part of the weights or of the tokens (Layout.in_step) also compute parts in
+    lock-step. A rank without a row in a part is given it, too.
     """
 
     @abstractmethod

@@ -42,7 +42,8 @@ class Needs:
     """Whether it starts tensor ranks of its own, inside of its one Worker (Layout.inner)."""
     ranks: bool = False
     """Whether several Workers can be one replica of it, each with a part of every matrix
-    (Layout.tensor). A train kernel's can without saying so.
+    (Layout.tensor), or of the tokens of finished rows (Layout.context). A train kernel's can
+    without saying so.
     """
     adapter_ranks: tuple[int, ...] = ()
     """Up to which ranks it has room for an adapter, ascending; empty: for any."""

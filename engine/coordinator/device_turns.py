@@ -79,8 +79,8 @@ class DeviceTurns:
         mates = zip(plan.turns, self._shared, strict=True)
         self._devices_of = {name: devices for names, devices in mates for name in names}
         self._in_lock_step = frozenset(n.name for n in plan.nodes if n.ranks > 1)
-        of_partial = (n.name for n in plan.nodes if n.ranks > 1 and n.layout.partial)
-        self._parts_in_lock_step = frozenset(of_partial)
+        in_step = (n.name for n in plan.nodes if n.ranks > 1 and n.layout.in_step)
+        self._parts_in_lock_step = frozenset(in_step)
 
     # --- what the core says -----------------------------------------------------------------------
 

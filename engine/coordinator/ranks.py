@@ -17,11 +17,12 @@ An assignment of a node with ranks goes through these states:
                                                     Short of the last, likewise -> dropped
     dropped     every rank to answer all the same   Prepared or FetchFailed of the last
 
-A part of a streamed Step goes through them, too, where ranks compute it together (Layout.partial);
+A part of a streamed Step goes through them, too, where ranks compute it together (Layout.in_step);
 else each rank sums the gradients of its share by itself, and answers PartTrained.
 
-The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the
-same rows: its first rank fetches them, and broadcasts them to the others after Go.
+The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`,
+`context`) have the same rows: its first rank fetches them, and broadcasts them to the others after
+Go.
 
 No rank enters a collective before Go, so a row that cannot be fetched never leaves the others
 hanging in one. A rank drops a prepared assignment when it is told the next one. A lost rank takes a

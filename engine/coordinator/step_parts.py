@@ -93,7 +93,7 @@ class StepParts:
                 if not run.is_settled or not can_be_told(node.workers[0]):
                     break
                 # Ranks that compute together prepare one part, and drop it when told the next.
-                if node.layout.partial and len(trained) < len(told_parts):
+                if node.layout.in_step and len(trained) < len(told_parts):
                     break
                 keys = run.keys(node.inputs)
                 task = self._tell(run, node, part, keys) if len(keys) else None

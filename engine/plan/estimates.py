@@ -49,6 +49,11 @@ class Estimate:
     Model's config.json says; none where that is unknown, or it feeds no finished rows to a Model.
     """
 
+    exchanged: int = 0
+    """Bytes that each context rank sends, and receives, for attention in the largest pass, and in
+    the backward one if there is one; 0 without such ranks.
+    """
+
     @property
     def tree_path(self) -> AttentionPath:
         """The path over the prefix tree; where none is known, the dense one, which takes most."""

@@ -88,6 +88,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
     """Tensor ranks of each data-parallel one, each replica of what computes, or an engine."""
+    context: Mapping[str, int] = field(default_factory=dict)
+    """Ranks that divide the tokens of the same rows, to train or read them (train_policy=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
@@ -225,6 +227,7 @@ def make_placing(options: RunOptions) -> Placing:
         tail=options.tail,
         ranks=options.ranks,
         tensor=options.tensor,
+        context=options.context,
         shard=options.shard,
         recompute=options.recompute,
         offload=options.offload,

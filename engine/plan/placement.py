@@ -43,6 +43,8 @@ class Placing:
     tail: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
+    context: Mapping[str, int] = field(default_factory=dict)
+    """Ranks that divide the tokens of the same rows, of nodes that train or read finished rows."""
     shard: bool = False
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
     """Of train nodes that are not named, the planner chooses; as of the next."""

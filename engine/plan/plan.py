@@ -175,7 +175,7 @@ class PlannedNode:
         return tuple(groups)
 
     def _make_rank(self, worker: str, index: int) -> PlannedRank:
-        share, part = divmod(index, self.layout.tensor)
+        share, part = divmod(index, self.layout.alike)
         return PlannedRank(worker=worker, index=index, share=share, part=part)
 
     @property
@@ -186,9 +186,9 @@ class PlannedNode:
     @property
     def shares(self) -> tuple[tuple[str, ...], ...]:
         """Workers with the same rows: of a share, or a replica; the first one fetches."""
-        tensor = self.layout.tensor
-        firsts = range(0, len(self.workers), tensor)
-        return tuple(self.workers[first : first + tensor] for first in firsts)
+        alike = self.layout.alike
+        firsts = range(0, len(self.workers), alike)
+        return tuple(self.workers[first : first + alike] for first in firsts)
 
     def share_of(self, worker: str) -> tuple[str, ...]:
         """The Workers that have a Worker's rows, itself included."""

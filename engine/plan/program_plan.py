@@ -187,6 +187,7 @@ class _Wishes:
             tail=pick(placing.tail),
             ranks=pick(placing.ranks),
             tensor=pick(placing.tensor),
+            context=pick(placing.context),
             recompute=pick(placing.recompute),
             offload=pick(placing.offload),
             microbatch=pick(placing.microbatch),

@@ -45,7 +45,7 @@ def scale_workers(graph: Graph, options: RunOptions, name: str, count: int) -> R
     scaled_options = options
     for node in _list_pinned(graph, options, pin):
         if node.name == name or _grows(node, len(_worker_names(pin))):
-            longer_pin = _resize_pin(pin, count * _count_tensor_ranks(options, node))
+            longer_pin = _resize_pin(pin, count * _count_alike_ranks(options, node))
             scaled_options = _set_pin(scaled_options, node.name, longer_pin)
     return scaled_options
 
@@ -78,11 +78,11 @@ def _worker_names(pin: str) -> list[str]:
     return [worker.partition("@")[0].strip() for worker in pin.split(",")]
 
 
-def _count_tensor_ranks(options: RunOptions, node: Node) -> int:
+def _count_alike_ranks(options: RunOptions, node: Node) -> int:
     """Workers of one data-parallel rank, or replica."""
     if node.operator.work not in ("train", "forward"):
         return 1
-    return options.tensor.get(node.name, 1)
+    return options.tensor.get(node.name, 1) * options.context.get(node.name, 1)
 
 
 def _set_count(options: RunOptions, node: Node, count: int) -> RunOptions:

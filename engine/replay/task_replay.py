@@ -188,8 +188,8 @@ class Replay:
         if len(ranks) == 1:
             return task
         rank = self._seat.rank
-        tensor_ranks = self.plan.node(task.node).layout.tensor
-        first_rank = rank // tensor_ranks * tensor_ranks
+        alike_ranks = self.plan.node(task.node).layout.alike
+        first_rank = rank // alike_ranks * alike_ranks
         mine, first = ranks[rank], ranks[first_rank]
         pairs = zip(mine.parts, first.parts, strict=True)
         parts = [replace(part, gathers=rows.gathers) for part, rows in pairs]
@@ -215,8 +215,8 @@ class Replay:
         for number, part in enumerate(task.parts):
             inputs = self._place_inputs(part)
             yield train_part(part, number, inputs, WORKER)
-            # Ranks with whole weights sum a part each by itself.
-            if node.ranks > 1 and node.layout.partial:
+            # Ranks with whole weights and tokens sum a part each by itself.
+            if node.ranks > 1 and node.layout.in_step:
                 yield replace(go, id=part.id)
             self._worker.release(_list_blocks(inputs))
         yield finish_step(task, WORKER)

@@ -84,6 +84,7 @@ CASES = {
     "followed": KilledCase(graph="followed", places=APART, samples=1),
     "ranks": KilledCase(places=APART | {"ranks": {"train_policy": 2}}, exact=False),
     "tensor": KilledCase(places=APART | {"tensor": {"train_policy": 2}}, exact=False),
+    "context": KilledCase(places=APART | {"context": {"train_policy": 2}}, exact=False),
     "turns": KilledCase(graph="followed", places=TURNS, exact=False, samples=1),
     "agent": KilledCase(
         graph="agent",

@@ -30,10 +30,13 @@ for _name, _part in PARTS.items():
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartWorld:
-    """How two ranks train: with whole weights, split ones, or parts of each matrix."""
+    """How two ranks train: with whole weights, split ones, parts of each matrix, or of the
+    tokens.
+    """
 
     shard: bool = False
     tensor: int = 1
+    context: int = 1
     cases: Sequence[str] = tuple(CASES)
 
 
@@ -41,6 +44,7 @@ WORLDS = {
     "whole": PartWorld(),
     "split": PartWorld(shard=True),
     "1 x 2": PartWorld(tensor=2, cases=("subset", "norms")),
+    "tokens": PartWorld(context=2),
 }
 
 
@@ -62,12 +66,13 @@ def main(number: int, world: PartWorld, folder: Path, bases: Mapping[str, str]) 
     with gloo_world(folder / "store", number, 2):
         results: dict[str, Any] = {}
         for name in world.cases:
-            shares = 2 // world.tensor
+            alike = world.tensor * world.context
+            shares = 2 // alike
             case = CASES[name]
             case = replace(case, owners=tuple(owner % shares for owner in case.owners))
-            split = {"shard": world.shard, "tensor": world.tensor}
+            split = {"shard": world.shard, "tensor": world.tensor, "context": world.context}
             kernel = case.open(bases, session=session_of(number), **split)
-            share = number // world.tensor
+            share = number // alike
             results[name] = report_of(case, kernel, folder / name, share)
             again = case.open(bases, session=session_of(number), **split)
             again.restore(folder / name / "saved")

@@ -1,5 +1,5 @@
-"""What each of several tensor ranks does with the forward kernels: numbers of rows, before and
-after new weights, and how far they are from those of the whole Model.
+"""What each of several ranks of a replica does with the forward kernels: numbers of rows, before
+and after new weights, and how far they are from those of the whole Model.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ KERNELS: dict[str, tuple[Any, Any, str]] = {
 """Class, head, and the column that it makes."""
 
 
-def main(number: int, folder: Path, bases: Sequence[str], world: int) -> None:
+def main(number: int, folder: Path, bases: Sequence[str], world: int, way: str) -> None:
     """Writes the greatest differences, by kernel and by version of the weights. bases: a causal
     model and one with a scalar head, then the same with other weights. world: twice the ranks of a
-    replica, of which there are two.
+    replica, of which there are two. way: what these divide, tensor or context.
     """
     with gloo_world(folder / "store", number, world):
         halves = [range(world // 2), range(world // 2, world)]
@@ -50,18 +50,26 @@ def main(number: int, folder: Path, bases: Sequence[str], world: int) -> None:
             for _ in range(2):
                 group = groups[which]
                 sessions.append(FakeSession(5, name, rank=rank, world=world // 2, group=group))
-            differences[name] = _compare(name, bases, *sessions)
+            differences[name] = _compare(name, bases, way, *sessions)
         text = json.dumps(differences)
         (folder / f"{number}.json").write_text(text, encoding="ascii")
 
 
 def _compare(
-    name: str, bases: Sequence[str], session: FakeSession, other_session: FakeSession
+    name: str,
+    bases: Sequence[str],
+    way: str,
+    session: FakeSession,
+    other_session: FakeSession,
 ) -> list[float]:
     """other_session: of a kernel whose weights wait on the host, which has the same bits."""
     kernel_class, head, column = KERNELS[name]
-    first, second = (Model("m", bases[number + (head == "scalar")], head=head) for number in (0, 2))
-    layout = Layout(tensor=session.world, tokens=40)
+    scalar = head == "scalar"
+    first, second = (
+        Model("m", bases[number + scalar], head=head, trainable=True) for number in (0, 2)
+    )
+    divided: dict[str, Any] = {way: session.world}
+    layout = Layout(**divided, tokens=40)
     split = open_kernel(kernel_class(), first, layout=layout, session=session)
     waiting_layout = replace(layout, offload="weights")
     waiting = open_kernel(kernel_class(), first, layout=waiting_layout, session=other_session)
@@ -69,7 +77,8 @@ def _compare(
     assert _distance(waiting, split, rows, column) == 0.0
     differences = [_distance(split, _whole(kernel_class, first), rows, column)]
     module = session.module(first, _fail)
-    assert any(isinstance(weight, DTensor) for weight in module.parameters())
+    has_parts = any(isinstance(weight, DTensor) for weight in module.parameters())
+    assert has_parts == (way == "tensor")
     for kernel in (split, waiting):
         kernel.load(pieces(load_model(second)), 1)
     assert _distance(waiting, split, rows, column) == 0.0

@@ -27,7 +27,9 @@ from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows, rollout, token_column
+from tests.kit.side_modules import READER
 from tests.kit.step_parts import cut_step
+from tests.kit.train_worlds import THREE, World
 from tests.kit.training import (
     CLIPPED,
     OWN,
@@ -181,6 +183,7 @@ CASES: dict[str, Case] = {
     "two sets": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 0, 1, 1), **TWO_SETS),
     "no row of a set": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 1, 1, 1), **TWO_SETS),
 }
+CASES["side"] = Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), params={"adapter": READER})
 FITTED = {"recompute": "layers", "offload": "optimizer"}
 """A layout that changes no bit."""
 CASES |= {
@@ -286,43 +289,6 @@ def misplaced(given: Assignment, rank: int) -> Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """How many ranks train; groups of `tensor` have the same rows; shard: split weights."""
-
-    size: int = 2
-    tensor: int = 1
-    shard: bool = False
-    cases: Sequence[str]
-
-    @property
-    def shares(self) -> int:
-        """The number of shares of the rows."""
-        return self.size // self.tensor
-
-
-_BY_ROWS = (
-    *("grpo", "value", "group", "one prompt", "no row", "mute", "chunked"),
-    *("two sets", "no row of a set"),
-)
-_IN_PARTS = (
-    *("in parts", "a part on one rank", "values in parts", "groups in parts"),
-    *("two sets in parts", "fitted in parts"),
-)
-_SPLIT_IN_PARTS = ("in parts", "groups in parts", "two sets in parts", "fitted in parts")
-_BOTH_WAYS = ("grpo", "fitted", "value", "no row", "qwen3", "in parts", "two sets in parts")
-_BY_MATRICES = ("grpo", "fitted", "value", "group", "chunked", "qwen3")
-WORLDS = {
-    "whole": World(cases=(*_BY_ROWS, "in parts", "two sets in parts")),
-    "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_SPLIT_IN_PARTS)),
-    "1 x 2": World(tensor=2, cases=(*_BY_MATRICES, "in parts", "groups in parts")),
-    "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
-    "2 x 2, split": World(size=4, tensor=2, shard=True, cases=_BOTH_WAYS),
-}
-THREE = World(size=3, cases=_IN_PARTS)
-"""Which only trains in parts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """One of the ranks of a world."""
 
@@ -338,13 +304,14 @@ class Rank:
 
     def open(self, case: Case) -> TorchTrain:
         """The kernel of this rank."""
-        split: dict[str, Any] = {"shard": self.world.shard, "tensor": self.world.tensor}
+        world = self.world
+        split = {"shard": world.shard, "tensor": world.tensor, "context": world.context}
         return case.open(self.bases, session=self.session(), **split)
 
     @property
     def share(self) -> int:
         """Whose rows it has."""
-        return self.rank // self.world.tensor
+        return self.rank // self.world.alike
 
     def mine(self, case: Case) -> Case:
         """The case with as many owners as there are shares."""
@@ -354,10 +321,14 @@ class Rank:
 
     def limits(self) -> list[float]:
         """The time limits of collectives, in seconds, of each of its groups."""
-        ranks = Ranks(self.session(), torch.device("cpu"), "node", self.world.tensor)
+        world, cpu = self.world, torch.device("cpu")
+        ranks = Ranks(self.session(), cpu, "node", world.tensor, world.context)
         assert ranks.mesh is not None
         groups = [ranks._data, ranks.mesh.get_group()]
-        assert [group.size() for group in groups] == [self.world.shares, self.world.tensor]
+        assert [group.size() for group in groups] == [world.size // world.tensor, world.tensor]
+        if world.context > 1:
+            groups.append(ranks.context_group)
+            assert ranks.context_group.size() == world.context
         backends = [group._get_backend(torch.device("cpu")) for group in groups]
         return [backend.options._timeout.total_seconds() for backend in backends]
 
@@ -439,6 +410,30 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
         else:
             results["gradients"] = rank.gradients()
         torch.save(results, folder / f"rank {number}.pt")
+
+
+def main_that_counts(number: int, folder: Path, bases: Mapping[str, str]) -> None:
+    """What each of two context ranks keeps for backward passes, to a file."""
+    world = World(context=2, cases=())
+    with gloo_world(folder / "store", number, world.size):
+        rank = Rank(rank=number, world=world, folder=folder, bases=bases)
+        case = rank.mine(CASES["grpo"])
+        torch.save(count_kept(case, rank.open(case)), folder / f"rank {number}.pt")
+
+
+def count_kept(case: Case, kernel: TorchTrain) -> int:
+    """Bytes that a Step keeps for backward passes besides weights, each tensor once a pass."""
+    weights = {p.untyped_storage().data_ptr() for p in kernel._module.parameters()}
+    sizes: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kernel.step(case.assignment(1))
+    return sum(sizes)
 
 
 def main_of_three(number: int, folder: Path, bases: Mapping[str, str]) -> None:

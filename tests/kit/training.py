@@ -59,6 +59,7 @@ def opened(
     session: FakeSession | None = None,
     shard: bool = False,
     tensor: int = 1,
+    context: int = 1,
     recompute: Any = "none",
     offload: Any = "none",
     **params: Any,
@@ -67,8 +68,9 @@ def opened(
     session = session or FakeSession(seed=5, node="train_policy")
     layout = Layout(
         tokens=tokens,
-        data=session.world // tensor,
+        data=session.world // (tensor * context),
         tensor=tensor,
+        context=context,
         shard=shard,
         recompute=recompute,
         offload=offload,

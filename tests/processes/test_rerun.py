@@ -47,6 +47,7 @@ GRAPHS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
         {"workers": "auto", "ranks": {"train_policy": 2}, "shard": True},
     ),
     "ranks split matrices": (run_graphs.small, {"tensor": {"train_policy": 2}}),
+    "ranks divide tokens": (run_graphs.small, {"context": {"train_policy": 2}}),
 }
 """Each with options of its run."""
 TOLD = "FAIL_IN_THE_RERUN"

@@ -158,11 +158,15 @@ def test_the_cores_of_a_host_share_its_memory() -> None:
     assert two.compute == pytest.approx(one.compute / 2)
 
 
-@given(context=st.sampled_from([2, 4]), tokens=st.integers(1, 1 << 16))
-def test_context_ranks_divide_tokens(context: int, tokens: int) -> None:
+@given(ranks=st.sampled_from([(2, 2), (7, 14)]), tokens=st.integers(1, 1 << 16))
+def test_context_ranks_divide_tokens_and_exchange_heads(
+    ranks: tuple[int, int], tokens: int
+) -> None:
+    context, key_heads = ranks  # fewer heads of keys than ranks are repeated
     one, many = one_pass("train", tokens), one_pass("train", tokens, context=context)
     assert many.compute == pytest.approx(one.compute / context)
-    assert many.link > 0.0
+    numbers = 24 * 2 * (14 + key_heads) * 64 * (context - 1) / context**2
+    assert moved(many) == pytest.approx(tokens * numbers * MODEL.width)
 
 
 def test_two_tensor_ranks_have_embeddings_and_norms_twice() -> None:

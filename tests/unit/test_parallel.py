@@ -18,6 +18,7 @@ from tests.kit import train_ranks as tr
 from tests.kit.architectures import ARCHITECTURES
 from tests.kit.kernels import FakeSession
 from tests.kit.models import save_tiny
+from tests.kit.train_worlds import THREE, WORLDS
 from tests.kit.training import PG, as_ranks, assert_metrics_alike, distance, opened, weights_of
 
 LIMIT = 120.0
@@ -39,12 +40,12 @@ def in_cases(worlds: Iterable[str]) -> list[Any]:
     return [
         pytest.param(*world.values, name, marks=world.marks)
         for world in in_worlds(worlds)
-        for name in tr.WORLDS[world.values[0]].cases
+        for name in WORLDS[world.values[0]].cases
     ]
 
 
-in_every_world = pytest.mark.parametrize("world", in_worlds(tr.WORLDS))
-in_every_case = pytest.mark.parametrize(("world", "name"), in_cases(tr.WORLDS))
+in_every_world = pytest.mark.parametrize("world", in_worlds(WORLDS))
+in_every_case = pytest.mark.parametrize(("world", "name"), in_cases(WORLDS))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def trained(saved: tuple[Path, Any], all_bases: dict[str, str]) -> Callable[[str
     def folder_of(world: str) -> Path:
         path = saved[0] / world.replace(" ", "-")
         path.mkdir()
-        ranks = tr.WORLDS[world]
+        ranks = WORLDS[world]
         as_ranks(ranks.size, tr.main, ranks, path, all_bases, limit=LIMIT)
         return path
 
@@ -139,10 +140,10 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
 def test_three_ranks_that_train_in_parts_give_the_weights_and_metrics_of_one(
     alone: Callable[[str], dict[str, Any]], tmp_path: Path, all_bases: dict[str, str]
 ) -> None:
-    as_ranks(tr.THREE.size, tr.main_of_three, tmp_path, all_bases, limit=LIMIT)
+    as_ranks(THREE.size, tr.main_of_three, tmp_path, all_bases, limit=LIMIT)
     for path in sorted(tmp_path.glob("rank *.pt")):
         rank = torch.load(path, weights_only=True)
-        for name in tr.THREE.cases:
+        for name in THREE.cases:
             wanted = alone(name)
             assert distance(rank[name]["weights"], wanted["weights"]) < 1e-6
             for found, metrics in zip(rank[name]["metrics"], wanted["metrics"], strict=True):
@@ -187,7 +188,7 @@ def test_what_every_rank_has_stays_the_same_to_the_bit(ranks: Reports, name: str
 
 @pytest.mark.long
 @pytest.mark.parametrize("world", [BOTH])
-@pytest.mark.parametrize("name", tr.WORLDS[BOTH].cases)
+@pytest.mark.parametrize("name", WORLDS[BOTH].cases)
 def test_four_ranks_have_a_quarter_of_a_matrix_each_and_half_of_the_rest(
     ranks: Reports, name: str
 ) -> None:

@@ -45,8 +45,10 @@ def check_worlds(draft: Draft) -> Iterator[str]:
 def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     fix = f"or pin {node.name} to other workers"
     tensor, other_tensor = node.layout.tensor, other.layout.tensor
+    context, other_context = node.layout.context, other.layout.context
+    are_alike = (tensor, context) == (other_tensor, other_context)
     has_replicas = node.work != "train" or other.work != "train"
-    if has_replicas and tensor == other_tensor and _have_equal_shares(node, other):
+    if has_replicas and are_alike and _have_equal_shares(node, other):
         return
     if node.workers != other.workers:
         workers = ",".join(node.workers)
@@ -57,6 +59,10 @@ def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     elif tensor != other_tensor:
         splits = f"{other.name} has tensor {other_tensor}, {node.name} {tensor}"
         fix = f"tensor: {node.name}={other_tensor}, {fix}"
+        yield add_fix(f"{splits}, on the same workers", fix)
+    elif context != other_context:
+        splits = f"{other.name} has context {other_context}, {node.name} {context}"
+        fix = f"context: {node.name}={other_context}, {fix}"
         yield add_fix(f"{splits}, on the same workers", fix)
 
 
@@ -73,7 +79,7 @@ def _have_equal_shares(node: PlannedNode, other: PlannedNode) -> bool:
 
 
 def check_hosts(draft: Draft) -> Iterator[str]:
-    """Tensor ranks of one share, and Workers that take turns, are on one host; ranks on hosts of
+    """Ranks of one share, and Workers that take turns, are on one host; ranks on hosts of
     one kind.
     """
     for node in draft.nodes:

@@ -90,6 +90,11 @@ class Place:
         """Devices of all ranks together."""
         return self.data * self.tensor * self.context
 
+    @property
+    def sharing(self) -> int:
+        """Ranks that have the same weights, or of those that `shard` divides, a part each."""
+        return self.data * self.context
+
     def operations(self, dtype: str) -> float:
         """Operations a second of one rank at best."""
         rate = self.device.operations.get(dtype)

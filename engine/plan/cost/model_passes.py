@@ -15,6 +15,7 @@ Tensor ranks divide operations, weights and cache; context ranks divide the toke
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -157,13 +158,15 @@ class Time:
 class Repeats:
     """How often one pass does what a forward pass does once: 3 times with the backward pass of a
     Model that is trained whole. base, added, head: products with the weights of the base, of an
-    adapter, of the head. rest: attention, collectives, and what each layer takes to begin.
+    adapter, of the head. rest: attention, collectives of tensor ranks, and what each layer takes to
+    begin. exchanges: collectives of context ranks, as a backward pass sends what a forward one did.
     """
 
     base: float = 1.0
     added: float = 1.0
     head: float = 1.0
     rest: float = 1.0
+    exchanges: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -194,6 +197,19 @@ def operations(model: Sizes, tokens: float, keys: float, predicted: float) -> fl
     """
     attention = 4.0 * model.shape.layers * model.shape.attention
     return 2.0 * model.body * tokens + 2.0 * model.head_parameters * predicted + attention * keys
+
+
+def exchanged_bytes(shape: Shape, width: int, tensor: int, context: int) -> float:
+    """Bytes that a context rank sends, and receives, in a forward pass for each token of all ranks:
+    in each layer the queries, keys and values of its tokens, for other ranks' heads, and what
+    attention made of its heads, for other ranks' tokens (DeepSpeed-Ulysses, arXiv:2309.14509,
+    section 3.2). width: bytes of a number. tensor: ranks that divide the heads before.
+    """
+    part = shape.part(tensor)
+    # Each rank gets as many heads of keys as any other; fewer than there are ranks are repeated.
+    key_heads = math.lcm(max(1, part.kv_heads), context)
+    widths = 2 * part.attention + 2 * key_heads * shape.head_dim
+    return shape.layers * widths * width * (context - 1) / context**2
 
 
 class Passes:
@@ -230,10 +246,9 @@ class Passes:
             self._link = repeats.rest * shape.layers * moved / link_rate
             self._latency += repeats.rest * 2 * shape.layers * reached.hop
         if where.context > 1:
-            # Keys and values go round the ring once a layer.
-            moved = (where.context - 1) / where.context * model.cached_bytes
-            self._link += repeats.rest * moved / (where.between * reached.link)
-            self._latency += repeats.rest * shape.layers * (where.context - 1) * reached.hop
+            moved = exchanged_bytes(shape, model.width, where.tensor, where.context)
+            self._link += repeats.exchanges * moved / (where.device.link * reached.link)
+            self._latency += repeats.exchanges * 2 * shape.layers * reached.hop
 
     def at(
         self,

@@ -6,13 +6,14 @@ static_decode.py, training_memory.py), what a Worker shares (engine/plan/passes/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dataflow.kernel import Layout
 from engine.plan.cost import memory
 from engine.plan.cost.devices import Kind
 from engine.plan.cost.memory import Work
+from engine.plan.cost.model_passes import exchanged_bytes
 from engine.plan.cost.models import Head, Shape
 from engine.plan.cost.static_decode import static_decode_parts
 from engine.plan.cost.training_memory import (
@@ -25,7 +26,9 @@ from engine.plan.cost.training_memory import (
 )
 
 _SHARDED = ("weights", "own_weights", "gradients", "sums", "optimizer", "offloaded")
-"""Parts that data ranks divide among them with shard."""
+"""Parts that data and context ranks divide among them with shard."""
+_OF_TOKENS = frozenset({"activations", "logits"})
+"""Parts that context ranks divide among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def _add_states(
     parts: Mapping[str, int], shape: Shape, works: Sequence[Work], kernel: RunningKernel
 ) -> dict[str, int]:
     """Add what each layer leaves, until a side module has read it."""
-    tokens = max(work.at_once for work in works)
+    tokens = -(-max(work.at_once for work in works) // kernel.layout.context)
     states = tokens * kernel.read_layers * shape.hidden * memory.WIDTHS[kernel.dtype]
     fitted_parts = dict(parts)
     fitted_parts["activations"] = parts.get("activations", 0) + states
@@ -134,16 +137,24 @@ def _training_parts(
             row_set = recompute_parts(row_set, passed, work, kernel.dtype)
         if passed is not None:
             row_set["activations"] += work.at_once * _narrow_bytes(passed, kernel)
-        for part, size in row_set.items():
+        for part, size in _divide_tokens(row_set, layout).items():
             parts[part] = max(size, parts.get(part, 0))
     if kernel.gradient_sums:
         parts = sum_parts(parts, parameters, kernel.gradient_sums)
     if layout.shard and shape is not None:
         parts["gathered"] = gathered_bytes(shape, kernel.dtype, kernel.head)
     if layout.offload == "optimizer" and kernel.is_on_gpu:
-        ranks = layout.data if layout.shard else 1
+        ranks = layout.data * layout.context if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
     return parts
+
+
+def _divide_tokens(parts: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Bytes of one of the ranks that divide tokens."""
+    divided = dict(parts)
+    for part in _OF_TOKENS & divided.keys():
+        divided[part] = -(-divided[part] // layout.context)
+    return divided
 
 
 def _narrow_bytes(passed: Shape, kernel: RunningKernel) -> int:
@@ -163,16 +174,31 @@ def _forward_parts(
     if shape is not None:
         (work,) = works
         parts = memory.forward_parts(shape, work, kernel.dtype, kernel.head)
+        parts = _divide_tokens(parts, kernel.layout)
     if kernel.has_waiting_weights:
         parts["loaded"] = kernel.parameters * memory.WIDTHS[kernel.dtype]
     return parts
 
 
+def count_exchanged(shape: Shape | None, works: Iterable[Work], kernel: RunningKernel) -> int:
+    """Bytes that each context rank sends in the largest pass, and in the backward one if there is
+    one; 0 without such ranks. shape: of a tensor rank's part.
+    """
+    layout = kernel.layout
+    if shape is None or layout.context == 1:
+        return 0
+    passes = 1 if kernel.kind == "forward" else 2 + (layout.recompute == "layers")
+    of_token = exchanged_bytes(shape, memory.WIDTHS[kernel.dtype], 1, layout.context)
+    return int(passes * of_token * max(work.at_once for work in works))
+
+
 def divide_among_ranks(parts: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """Bytes of one rank, where data ranks may each keep a part of what their tensor rank has."""
-    divided = dict(parts)
+    """Bytes of one rank, where data and context ranks may each keep a part of what their tensor
+    rank has.
+    """
+    divided, ranks = dict(parts), layout.data * layout.context
     if layout.shard:
         for part in _SHARDED:
             if part in divided:
-                divided[part] = -(-divided[part] // layout.data)
+                divided[part] = -(-divided[part] // ranks)
     return divided

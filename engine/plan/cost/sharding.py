@@ -1,4 +1,5 @@
-"""Seconds that passes take longer where FSDP splits the weights over data ranks.
+"""Seconds that passes take longer where FSDP splits the weights over data and context
+ranks.
 
 Owns: which bytes are gathered and summed in a pass, and which of them the device waits for. Does
 not own: seconds of the pass itself (model_passes.py), bytes of memory (training_memory.py).
@@ -33,10 +34,10 @@ def sharding_time(
     forward passes that each one's backward pass counts as; 0 without one. link: also what is
     hidden.
     """
-    if not where.shard or where.data == 1:
+    if not where.shard or where.sharing == 1:
         return Time()
     reached = where.coefficients["train"]
-    rate = where.between * reached.link * where.data / (where.data - 1)
+    rate = where.between * reached.link * where.sharing / (where.sharing - 1)
     layers = model.part_parameters(where.tensor) - model.table_parameters
     one_layer = layers / model.shape.layers
     gathered_once = (model.table_parameters + one_layer) * model.width

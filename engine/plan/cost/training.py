@@ -109,18 +109,21 @@ def _count_repeats(model: Sizes, *, recomputed: bool) -> Repeats:
     whole = _BACKWARD + recomputed
     trained = model.trained
     if trained is None:
-        return Repeats(base=1.0 + whole, added=1.0, head=1.0 + whole, rest=1.0 + whole)
+        return Repeats(
+            base=1.0 + whole, added=1.0, head=1.0 + whole, rest=1.0 + whole, exchanges=whole
+        )
     share = model.passed_share
     return Repeats(
         base=1.0 + share * (1.0 + trained.own_share + recomputed),
         added=1.0 + whole,
         head=2.0,
         rest=1.0 + share * whole,
+        exchanges=1.0 + share * (whole - 1.0),
     )
 
 
 def update_time(model: Sizes, where: Place) -> Time:
-    """Time of one update: the optimizer reads and writes all that it keeps, and data ranks with
+    """Time of one update: the optimizer reads and writes all that it keeps, and ranks with
     whole weights all-reduce the gradients, 2 (d - 1) / d of their bytes (Rajbhandari et al.,
     arXiv:1910.02054).
     """
@@ -130,10 +133,10 @@ def update_time(model: Sizes, where: Place) -> Time:
     state = optimizer_bytes(parameters, model.dtype) + gradients
     touched = 2.0 * state + 2.0 * parameters * model.width
     if where.shard:
-        touched /= where.data
+        touched /= where.sharing
     memory = touched / (where.device.memory_rate * reached.reads)
     # What FSDP splits it sums within each backward pass (sharding.py).
-    ranks = where.context if where.shard else where.data * where.context
+    ranks = 1 if where.shard else where.sharing
     link = hops = 0.0
     if ranks > 1:
         moved = 2.0 * (ranks - 1) / ranks * gradients
@@ -150,7 +153,7 @@ def moving_time(model: Sizes, where: Place) -> Time:
         return Time()
     state = optimizer_bytes(model.trained_parameters(where.tensor), model.dtype)
     if where.shard:
-        state /= where.data
+        state /= where.sharing
     rate = where.device.host_link or where.device.link
     seconds = 2.0 * state / (rate * where.coefficients["train"].link)
     return Time(seconds=seconds, link=seconds)

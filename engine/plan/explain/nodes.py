@@ -133,6 +133,7 @@ def node_lines(plan: Plan) -> Iterator[Line]:
         yield from name_line(node.name, name_width, text)
         yield from wrap_line(_how(node), indent=name_width + 2)
         yield from wrap_line(_describe_attention(plan, node), indent=name_width + 2)
+        yield from wrap_line(_describe_tokens(plan, node), indent=name_width + 2)
         yield from wrap_line(_parts(node, owners), indent=name_width + 2)
 
 
@@ -217,9 +218,12 @@ def _layout(node: PlannedNode) -> Iterator[str]:
     if node.ranks > 1:
         ranks = f"{node.ranks} ranks"
         if node.work != "train":
-            ranks = f"{node.ranks} tensor ranks{' each' * (node.layout.replicas > 1)}"
-        elif node.layout.tensor > 1:
-            ranks = f"{node.layout.data} x {node.layout.tensor} ranks (data x tensor)"
+            kind = "context" if node.layout.context > 1 else "tensor"
+            ranks = f"{node.ranks} {kind} ranks{' each' * (node.layout.replicas > 1)}"
+        elif node.layout.alike > 1:
+            ways = _list_ways(node.layout)
+            counts = " x ".join(map(str, ways.values()))
+            ranks = f"{counts} ranks ({' x '.join(ways)})"
         if node.layout.shard:
             ranks = f"{ranks} with a part of the state each"
         yield ranks
@@ -233,6 +237,31 @@ def _layout(node: PlannedNode) -> Iterator[str]:
         yield "compiled: layers"
     if node.refill:
         yield f"refilled in at most {count(node.max_attempts, 'attempt')}"
+
+
+def _list_ways(layout: Layout) -> dict[str, int]:
+    """What the ranks of a train node divide, and into how many parts."""
+    ways = {"data": layout.data}
+    if layout.context > 1:
+        ways["context"] = layout.context
+    if layout.tensor > 1:
+        ways["tensor"] = layout.tensor
+    return ways
+
+
+def _describe_tokens(plan: Plan, node: PlannedNode) -> str:
+    """What a context rank receives: the rows of its share, which all of these have, and the others'
+    queries, keys and values.
+    """
+    layout = node.layout
+    if layout.context == 1:
+        return ""
+    row_bytes = sum(edge.bytes for edge in plan.edges if edge.consumer == node.name)
+    each = f"each context rank computes 1 of {layout.context} tokens"
+    shares = layout.data * layout.replicas
+    rows = f"receives rows of {shown_bytes(-(-row_bytes // shares))} a Step"
+    heads = f"{shown_bytes(node.estimate.exchanged)} of heads in its largest pass"
+    return f"{each}, {rows}, and {heads}"
 
 
 def _dispatch(node: PlannedNode) -> Iterator[str]:

@@ -30,6 +30,7 @@ from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, cost_of_model, counted_dtype
 from engine.plan.cost.running_parts import (
     RunningKernel,
+    count_exchanged,
     divide_among_ranks,
     running_parts,
     weight_parts,
@@ -145,11 +146,14 @@ class _Cost:
         """Bytes by part and seconds of one node."""
         use = self._find_use(planned)
         parts: dict[str, int] = {}
+        exchanged = 0
         if use is not None and use.cost.parameters is not None:
             # A version that travels is whole: these bytes are not divided among tensor ranks.
             version_bytes = use.cost.version * memory.WIDTHS[use.dtype]
             use = replace(use, cost=use.cost.part(planned.layout.tensor))
             parts |= self._model_parts(planned, use)
+            works = self.work_by_row_set(planned).values()
+            exchanged = count_exchanged(use.cost.shape, works, self._find_kernel(planned, use))
             route = self._routes.get(planned.name)
             if route == "pull":
                 parts["snapshot"] = 2 * version_bytes
@@ -158,7 +162,8 @@ class _Cost:
             if planned.name in self._pulling:
                 parts["fetched"] = version_bytes
         parts |= self._row_parts(planned)
-        return Estimate(bytes=parts, attention=self._list_paths(planned))
+        paths = self._list_paths(planned)
+        return Estimate(bytes=parts, attention=paths, exchanged=exchanged)
 
     def _list_paths(self, planned: PlannedNode) -> tuple[AttentionPath, ...]:
         """The paths of a node's attention over packed rows."""

@@ -25,6 +25,7 @@ from dataflow.errors import PlanError
 from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import group_engine_nodes
+from engine.plan.passes.context_ranks import count_alike_ranks, count_context_ranks
 from engine.plan.passes.devices import assign_devices
 from engine.plan.passes.placement_problems import find_placement_problems, why_one_replica
 from engine.plan.passes.spare import (
@@ -124,16 +125,18 @@ def _put_here(node: PlannedNode) -> PlannedNode:
 
 def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     """How a node is divided among its Workers."""
-    tensor = count_worker_ranks(draft, node)
+    tensor, context = count_worker_ranks(draft, node), count_context_ranks(draft, node)
     offload = draft.placing.offload.get(node.name, "none")
+    shares = worker_count // (tensor * context)
     if node.work != "train":
-        return Layout(replicas=worker_count // tensor, tensor=tensor, offload=offload)
+        return Layout(replicas=shares, tensor=tensor, context=context, offload=offload)
     # Ranks with the same rows have different weights already.
     is_sharded = draft.placing.shard or node.name in draft.placing.sharded
     shard = is_sharded and worker_count > tensor
     return Layout(
-        data=worker_count // tensor,
+        data=shares,
         tensor=tensor,
+        context=context,
         shard=shard,
         recompute=draft.placing.recompute.get(node.name, "none"),
         offload=offload,
@@ -251,28 +254,28 @@ def _choose_base(node: PlannedNode, is_below: bool, fed_sources: Collection[str]
 def _name_copies(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> Workers:
     """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
     base = bases[node.name]
-    tensor = count_worker_ranks(draft, node)
-    ranks = draft.placing.ranks.get(node.name, 1) * tensor
+    alike = count_alike_ranks(draft, node)
+    ranks = draft.placing.ranks.get(node.name, 1) * alike
     replicas = draft.placing.replicas.get(node.name, 1)
     if replicas > 1 or _is_split_otherwise(draft, node, bases):
-        return tuple(f"{node.name}-{i}" for i in range(replicas * tensor))
+        return tuple(f"{node.name}-{i}" for i in range(replicas * alike))
     if ranks > 1:
         return (base, *(f"{base}-{i}" for i in range(1, ranks)))
     return (base,)
 
 
 def _is_split_otherwise(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> bool:
-    """Whether a node's tensor ranks cannot be in its base, as those that train there have other
-    shares.
+    """Whether a node's ranks with the same rows cannot be in its base, as those that train there
+    have other shares.
     """
-    tensor = count_worker_ranks(draft, node)
-    if node.work == "train" or tensor == 1:
+    ways = (count_worker_ranks(draft, node), count_context_ranks(draft, node))
+    if node.work == "train" or ways == (1, 1):
         return False
     for other in draft.nodes:
         if other.work == "train" and bases[other.name] == bases[node.name]:
-            other_tensor = count_worker_ranks(draft, other)
-            ranks = draft.placing.ranks.get(other.name, 1) * other_tensor
-            if ranks > 1 and other_tensor != tensor:
+            other_ways = (count_worker_ranks(draft, other), count_context_ranks(draft, other))
+            ranks = draft.placing.ranks.get(other.name, 1) * count_alike_ranks(draft, other)
+            if ranks > 1 and other_ways != ways:
                 return True
     return False
 

@@ -1,7 +1,8 @@
 """Why the Workers that were asked for cannot be had.
 
 Owns: the refusals of names, numbers and pins, and which nodes cannot have replicas. Does not own:
-those of ranges (spare.py) and of tensor ranks (tensor.py), the Workers themselves (place.py).
+those of ranges (spare.py), of tensor ranks (tensor.py) and of context ranks (context_ranks.py), the
+Workers themselves (place.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import get_args
 from dataflow.errors import nearest, nearest_or_all
 from dataflow.kernel import Layout, Offload, Recompute
 from engine.plan.draft import Draft
+from engine.plan.passes.context_ranks import count_alike_ranks, find_context_problems
 from engine.plan.passes.side_modules import find_side_problems
 from engine.plan.passes.spare import find_range_problems
-from engine.plan.passes.tensor import count_worker_ranks, find_tensor_problems
+from engine.plan.passes.tensor import find_tensor_problems
 from engine.plan.placement import Compiled, Placing, StreamChoice
 from engine.plan.plan import PlannedNode
 from engine.plan.profiled_passes import samples_of
@@ -67,6 +69,7 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         "tail": placing.tail,
         "ranks": placing.ranks,
         "tensor": placing.tensor,
+        "context": placing.context,
         "recompute": placing.recompute,
         "offload": placing.offload,
         "microbatch": placing.microbatch,
@@ -119,6 +122,7 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
         (find_range_problems, placing.least),
         (_find_rank_problems, placing.ranks),
         (find_tensor_problems, placing.tensor),
+        (find_context_problems, placing.context),
         (_find_chunk_problems, placing.chunks),
         (_find_microbatch_problems, placing.microbatch),
         (_find_slots_problems, placing.slots),
@@ -284,18 +288,18 @@ def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]
         return  # already refused as a name
     placing = draft.placing
     count = len(workers)
-    tensor = max(1, count_worker_ranks(draft, node))
-    shares = -(-count // tensor)
+    alike = max(1, count_alike_ranks(draft, node))
+    shares = -(-count // alike)
     if node.work == "train":
-        expected_count = placing.ranks.get(node.name, shares) * tensor
+        expected_count = placing.ranks.get(node.name, shares) * alike
         if node.name not in placing.ranks:  # else they were looked at as ranks
             yield from _find_rank_problems(draft, node, shares)
     else:
-        expected_count = placing.replicas.get(node.name, shares) * tensor
+        expected_count = placing.replicas.get(node.name, shares) * alike
         if node.name not in placing.replicas:  # likewise
             yield from _find_replica_problems(draft, node, shares)
     if expected_count != count:
-        unit = "replicas" if node.work != "train" and tensor == 1 else "ranks"
+        unit = "replicas" if node.work != "train" and alike == 1 else "ranks"
         more_names = (f"{workers[0]}-{i}" for i in range(1, expected_count))
         names = [*workers, *more_names][:expected_count]
         problem = f"pin: {node.name} on {','.join(workers)} has {expected_count} {unit}"

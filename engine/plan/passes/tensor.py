@@ -33,7 +33,7 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
     if count > 1 and (node.work == "train" or needs.ranks):
         yield from _find_adapter_problems(draft, node, wish)
     if count > 1 and needs.ranks:
-        yield from _find_replica_problems(draft, node, wish)
+        yield from find_replica_problems(draft, node, "tensor", count)
     if count < 1:
         fix = f"{node.name}=1"
         yield add_fix(wish, fix)
@@ -44,7 +44,9 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
 
 
 def count_worker_ranks(draft: Draft, node: PlannedNode) -> int:
-    """How many Workers have the same rows of a node: its tensor ranks, where these are Workers."""
+    """How many Workers of a node have the same tokens: its tensor ranks, where these are
+    Workers.
+    """
     if node.work == "train" or needs_of(draft.graph, node).ranks:
         return draft.placing.tensor.get(node.name, 1)
     return 1
@@ -58,8 +60,13 @@ def describe_rank_steps(draft: Draft) -> Iterator[str]:
             yield f"{node.name}: no CUDA graph holds a step of several tensor ranks, {why}"
 
 
-def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:
-    """Why a replica of a node that does not train cannot have several Workers."""
+def find_replica_problems(
+    draft: Draft, node: PlannedNode, option: str, count: int
+) -> Iterator[str]:
+    """Why a replica of a node that does not train cannot have several Workers. option: by which so
+    many were asked for.
+    """
+    wish = f"{option}: {node.name}={count}"
     model = find_model(draft, node)
     fix = f"{node.name}=1"
     if model is not None and model.follows is not None and model.copies is None:
@@ -78,8 +85,8 @@ def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterat
         yield add_fix(f"{wish}, and {why}", f"max_lag=0, or {fix}")
     if node.name in draft.placing.least:
         why = "its replicas come and go, which one of several Workers does not"
-        count = draft.placing.replicas.get(node.name, 1)
-        yield add_fix(f"{wish}, and {why}", f"replicas: {node.name}={count}, or tensor: {fix}")
+        most = draft.placing.replicas.get(node.name, 1)
+        yield add_fix(f"{wish}, and {why}", f"replicas: {node.name}={most}, or {option}: {fix}")
 
 
 def _find_adapter_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:

@@ -32,6 +32,7 @@ def why_all_is_placed(draft: Draft) -> str:
         "--turns": placing.turns,
         "--pin (hosts)": placing.hosts,
         "a range of --replicas": placing.least,
+        "--context": placing.context,
     }
     asked = [flag for flag, wish in wishes.items() if wish]
     return f"{', '.join(asked)} says where nodes are" if asked else ""

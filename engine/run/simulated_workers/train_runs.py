@@ -51,7 +51,7 @@ class TrainRuns:
         node = self._world.nodes[message.node]
         if node.ranks == 1:
             return False
-        return node.layout.partial or not isinstance(message, m.TrainPart)
+        return node.layout.in_step or not isinstance(message, m.TrainPart)
 
     def prepare(self, message: Together, done: Done) -> None:
         """Prepare a rank: it has its rows, and may begin when the others have theirs."""

@@ -119,8 +119,8 @@ class WorkerTraining:
     def _begin(self, message: Told, assignment: Assignment | None) -> Answer:
         """Compute, unless the ranks do it together, after Go."""
         node = self._kernels.nodes[message.node]
-        # Ranks with whole weights add up the gradients of a part each by itself.
-        is_alone = isinstance(message, m.TrainPart) and not node.layout.partial
+        # Ranks with whole weights and tokens add up the gradients of a part each by itself.
+        is_alone = isinstance(message, m.TrainPart) and not node.layout.in_step
         if node.ranks == 1 or is_alone:
             return self._compute(message, assignment)
         self._prepared[message.node] = message, assignment

@@ -29,6 +29,7 @@ from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather, make_batch
 from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.compiled_layers import compile_layers
+from operators.kernels.torch.context_ranks import ContextRanks, TokenShare
 from operators.kernels.torch.devices import free_blocks, rest, rise
 from operators.kernels.torch.heads import predict_scores, predict_values, predictions
 from operators.kernels.torch.models import (
@@ -38,7 +39,6 @@ from operators.kernels.torch.models import (
     restore_model,
 )
 from operators.kernels.torch.packing import (
-    Packed,
     describe_need,
     micro_batches,
     pack,
@@ -63,10 +63,13 @@ class _Forward(Limited, Sleeper, Probeable):
         model = self._model
         self._session, self._tokens = session, layout.tokens
         self._temperatures = Temperatures.of(node.params.get("temperature"))
-        is_split = session.world > 1
+        is_split = layout.tensor > 1
         self._module: PreTrainedModel = open_module(session, model, is_split=is_split)
+        self._context: ContextRanks | None = None
         if is_split:
             split_over_replica(self._module, session, node.name)
+        elif session.world > 1:
+            self._context = ContextRanks.of_replica(self._module, session, node.name)
         if layout.compiled:
             compile_layers(self._module)
         self._waiting: WaitingWeights | None = None
@@ -97,7 +100,7 @@ class _Forward(Limited, Sleeper, Probeable):
         self._tokens = limits.tokens
 
     def give_back(self) -> MemoryNeed:
-        """As in Limited: a chunk leaves nothing behind. Tensor ranks cannot go on: the others are
+        """As in Limited: a chunk leaves nothing behind. Ranks cannot go on: the others are
         in a collective.
         """
         need, self._need = self._need, MemoryNeed()
@@ -171,7 +174,9 @@ class _Forward(Limited, Sleeper, Probeable):
                 if self.per_token and not len(packed.tokens):
                     continue  # empty answers: nothing is predicted
                 where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
-                for name, numbers in self._compute_packed(packed, completions, keys).items():
+                share = TokenShare.of(packed, self._context)
+                sample = keys.sample[packed.rows]
+                for name, numbers in self._compute_packed(share, completions, sample).items():
                     columns[name][where] = numbers.cpu()
         _require_finite(columns[self.column], keys, completions, self.column)
         return columns
@@ -188,7 +193,10 @@ class _Forward(Limited, Sleeper, Probeable):
         """Allocate the memory of each column, for so many numbers."""
         return {self.column: self._session.allocate(count, np.float32)}
 
-    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
+    def _compute_packed(
+        self, share: TokenShare, completions: Ragged, sample: np.ndarray
+    ) -> dict[str, Tensor]:
+        """Compute the columns of a layout from this rank's tokens. sample: of each packed row."""
         raise TypeError(f"{type(self).__name__} computes nothing; use one of its subclasses")
 
 
@@ -225,14 +233,22 @@ class TorchLogprobs(_Forward):
             columns[name] = memory.reshape(count, -1)
         return super()._allocate_columns(count) | columns
 
-    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
-        written = gather(completions.values, packed.tokens, self._device, torch.int64)
-        at = self._temperatures.of_tokens(keys.sample[packed.rows], packed.row)
-        predicted = predictions(self._module, packed, written, temperature=at, top_k=self._top_k)
-        columns = {"logprobs": predicted.logprobs}
+    def _compute_packed(
+        self, share: TokenShare, completions: Ragged, sample: np.ndarray
+    ) -> dict[str, Tensor]:
+        packed = share.packed
+        predicted = predictions(
+            self._module,
+            packed,
+            gather(completions.values, packed.tokens, self._device, torch.int64),
+            temperature=self._temperatures.of_tokens(sample, packed.row),
+            top_k=self._top_k,
+            attention_pass=share.attention_pass,
+        )
+        columns = {"logprobs": share.join_tokens(predicted.logprobs)}
         if predicted.top_ids is not None and predicted.top_logprobs is not None:
-            columns["top_ids"] = predicted.top_ids.int()
-            columns["top_logprobs"] = predicted.top_logprobs
+            columns["top_ids"] = share.join_tokens(predicted.top_ids.int())
+            columns["top_logprobs"] = share.join_tokens(predicted.top_logprobs)
         return columns
 
 
@@ -242,8 +258,12 @@ class TorchValues(_Forward):
     schema = Values
     column = "values"
 
-    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
-        return {"values": predict_values(self._module, packed, self._device)}
+    def _compute_packed(
+        self, share: TokenShare, completions: Ragged, sample: np.ndarray
+    ) -> dict[str, Tensor]:
+        del completions, sample
+        at = (self._module, share.packed, self._device)
+        return {"values": share.join_tokens(predict_values(*at, share.attention_pass))}
 
 
 class TorchScores(_Forward):
@@ -253,8 +273,12 @@ class TorchScores(_Forward):
     column = "reward"
     per_token = False
 
-    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
-        return {"reward": predict_scores(self._module, packed, self._device)}
+    def _compute_packed(
+        self, share: TokenShare, completions: Ragged, sample: np.ndarray
+    ) -> dict[str, Tensor]:
+        del completions, sample
+        at = (self._module, share.packed, self._device)
+        return {"reward": share.join_rows(predict_scores(*at, share.attention_pass))}
 
 
 def _require_finite(numbers: Tensor, keys: Keys, completions: Ragged, column: str) -> None:

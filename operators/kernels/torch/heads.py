@@ -222,30 +222,49 @@ def _join(chunks: Sequence[Tensor | None], back: Tensor) -> Tensor | None:
     return torch.cat(tensors)[back] if tensors else None
 
 
-def predict_values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
-    """float32 [tokens]: the scalar head before each completion token is written."""
-    return _read_scalar_head(module, packed, packed.source, device)
+def predict_values(
+    module: nn.Module,
+    packed: Packed,
+    device: torch.device,
+    attention_pass: AttentionPass | None = None,
+) -> Tensor:
+    """float32 [tokens]: the scalar head before each completion token is written. attention_pass: as
+    in `predictions`.
+    """
+    return _read_scalar_head(module, packed, packed.source, device, attention_pass)
 
 
-def predict_scores(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
+def predict_scores(
+    module: nn.Module,
+    packed: Packed,
+    device: torch.device,
+    attention_pass: AttentionPass | None = None,
+) -> Tensor:
     """float32 [rows]: the scalar head at the last fed token of each row."""
-    return _read_scalar_head(module, packed, packed.last, device)
+    return _read_scalar_head(module, packed, packed.last, device, attention_pass)
 
 
 def predict_values_and_scores(
-    module: nn.Module, packed: Packed, device: torch.device
+    module: nn.Module,
+    packed: Packed,
+    device: torch.device,
+    attention_pass: AttentionPass | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Both, of one forward."""
     fed_tokens = np.concatenate([packed.source, packed.last])
-    both = _read_scalar_head(module, packed, fed_tokens, device)
+    both = _read_scalar_head(module, packed, fed_tokens, device, attention_pass)
     tokens = len(packed.source)
     return both[:tokens], both[tokens:]
 
 
 def _read_scalar_head(
-    module: nn.Module, packed: Packed, fed_tokens: np.ndarray, device: torch.device
+    module: nn.Module,
+    packed: Packed,
+    fed_tokens: np.ndarray,
+    device: torch.device,
+    attention_pass: AttentionPass | None,
 ) -> Tensor:
-    all_states = compute_hidden(module, *_make_inputs(packed, device))
+    all_states = compute_hidden(module, *_make_inputs(packed, device, attention_pass))
     states = all_states.index_select(0, to_index_tensor(fed_tokens, device))
     head = scalar_head(module)
     return widen(head(states)).squeeze(-1)

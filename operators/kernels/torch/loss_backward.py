@@ -22,6 +22,7 @@ from dataflow.errors import KernelError
 from dataflow.loss import LossTerm, Now, Terms
 from dataflow.model import value_at
 from operators.kernels.tensors import gather
+from operators.kernels.torch.context_ranks import ContextRanks, TokenShare
 from operators.kernels.torch.heads import predict_values, predict_values_and_scores, predictions
 from operators.kernels.torch.loss_call import LossFault, call_loss, resolve_parameter
 from operators.kernels.torch.mismatch import add_mismatch, find_recorded_alike
@@ -61,7 +62,9 @@ def not_finite(node: str, what: str, number: float, step: int, keys: Keys) -> Ke
 
 
 class LossBackward:
-    """Of one train node. split, slices: what splits the module's weights, None where whole."""
+    """Of one train node. split, slices: what splits the module's weights, None where whole;
+    context: what divides its tokens, likewise.
+    """
 
     def __init__(
         self,
@@ -73,11 +76,12 @@ class LossBackward:
         scalar: bool,
         split: Sharded | None,
         slices: Slices | None,
+        context: ContextRanks | None = None,
     ) -> None:
         """row_sets: of the loss. scalar: whether the Model has a scalar head."""
         self._name, self._module, self._row_sets = name, module, row_sets
         self._optimizer, self._scalar = optimizer, scalar
-        self._split, self._slices = split, slices
+        self._split, self._slices, self._context = split, slices, context
         self._device = next(module.parameters()).device
         self._vocabulary = vocabulary_of(module)
 
@@ -146,22 +150,25 @@ class LossBackward:
         """Compute values or log-probs of the completion tokens, and what else the set's losses
         read, in one forward. temperature: of the tokens.
         """
-        written = gather(completions.values, packed.tokens, self._device, torch.int64)
-        other_ids = torch.cat([*ids.values()], dim=1) if ids else None
+        share = TokenShare.of(packed, self._context)
+        written = gather(completions.values, share.packed.tokens, self._device, torch.int64)
+        other_ids = share.take_ids(torch.cat([*ids.values()], dim=1) if ids else None)
+        at = (self._module, share.packed)
 
         def ask() -> ModelNumbers:
             if self._scalar and reads_scores(row_set.loss):
-                values, scores = predict_values_and_scores(self._module, packed, self._device)
+                values, scores = predict_values_and_scores(*at, self._device, share.attention_pass)
                 return ModelNumbers(tokens=values, scores=scores)
             if self._scalar:
-                return ModelNumbers(tokens=predict_values(self._module, packed, self._device))
+                values = predict_values(*at, self._device, share.attention_pass)
+                return ModelNumbers(tokens=values)
             predicted = predictions(
-                self._module,
-                packed,
+                *at,
                 written,
-                temperature=temperature,
+                temperature=share.take_temperature(temperature),
                 entropy=row_set.reads_entropy,
                 ids=other_ids,
+                attention_pass=share.attention_pass,
             )
             return ModelNumbers(
                 tokens=predicted.logprobs, entropy=predicted.entropy, at_ids=predicted.at_ids
@@ -169,7 +176,8 @@ class LossBackward:
 
         # Split weights are gathered by Sharded.forward, so all that computes runs inside it.
         numbers = self._split(ask) if self._split else ask()
-        return numbers.each(self._slices.same) if self._slices else numbers
+        numbers = numbers.each(self._slices.same) if self._slices else numbers
+        return share.join(numbers)
 
     def _share(
         self, term: LossTerm, update: StepUpdate, part: Part, packed: Packed, now: Now

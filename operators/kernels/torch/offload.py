@@ -15,6 +15,7 @@ The update is that of the kernel without offloading, of fewer weights at a time:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -44,10 +45,17 @@ def cut_buckets(sizes: Sequence[int], most: int) -> Iterator[range]:
         yield range(first, len(sizes))
 
 
-def count_elements(tensor: Tensor) -> int:
-    """Count the elements that this rank has of a tensor."""
-    with torch.no_grad():
-        return _local_part(tensor).numel()
+def count_elements(weight: Tensor) -> int:
+    """Count the elements that a rank has of a weight, the same on all ranks: where parts are not
+    equal, those of the largest.
+    """
+    if not isinstance(weight, DTensor):
+        return weight.numel()
+    parts = 1
+    for size, placement in zip(weight.device_mesh.shape, weight.placements, strict=True):
+        if not placement.is_replicate():
+            parts *= size
+    return math.ceil(weight.numel() / parts)
 
 
 class HostTensors:

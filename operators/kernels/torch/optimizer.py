@@ -134,7 +134,9 @@ class Optimizer:
         """Cut the masters into parts that are updated one after another; into one if none waits."""
         cuts = [range(len(self._all_masters))]
         if offload:
-            sizes = [count_elements(master) for master in self._masters]
+            # Of the weights: ranks gather the state of one bucket after another, so all have to cut
+            # alike, however unequal their parts are.
+            sizes = [count_elements(weight) for weight in self._weights]
             cuts = list(cut_buckets(sizes, BUCKET))
         for cut in cuts:
             yield AdamBucket(self._all_masters[cut.start : cut.stop], cut.start, settings)

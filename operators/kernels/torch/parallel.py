@@ -59,13 +59,23 @@ BUCKET = 1 << 24
 class Ranks:
     """One rank's view of the ranks that train a Model together.
 
-    device: where the module is. tensor: how many consecutive ranks have the same rows; mesh: this
-    rank and the others with its rows, data_mesh: those with its part of the weights; None if there
-    are no tensor ranks.
+    device: where the module is. tensor, context: of the consecutive ranks with the same rows, how
+    many divide matrices, and how many tokens. mesh: this rank and the others with its tokens,
+    data_mesh: those with its part of the weights; None if there are no tensor ranks. context_group:
+    those that have its rows and its part of the weights; None if there are no context ranks.
     """
 
-    def __init__(self, session: Session, device: torch.device, node: str, tensor: int = 1) -> None:
+    def __init__(
+        self,
+        session: Session,
+        device: torch.device,
+        node: str,
+        tensor: int = 1,
+        context: int = 1,
+    ) -> None:
         self.rank, self.world, self.tensor = session.rank, session.world, tensor
+        self.alike = tensor * context
+        """How many consecutive ranks have the same rows."""
         self._group = session.group if self.world > 1 else None
         self._device, self._node = device, node
         if self.world > 1 and self._group is None:
@@ -73,10 +83,10 @@ class Ranks:
                 f"{node}: expected a process group for its {self.world} ranks, found none. Fix:"
                 " plan it with one rank."
             )
-        if self.world % tensor:
+        if self.world % self.alike:
             raise KernelError(
-                f"{node}: expected ranks in shares of {tensor}, found {self.world}. Fix: a multiple"
-                " of tensor."
+                f"{node}: expected ranks in shares of {self.alike}, found {self.world}. Fix: a"
+                " multiple of tensor * context."
             )
         self._data = self._group
         self.mesh: DeviceMesh | None = None
@@ -85,6 +95,9 @@ class Ranks:
             grid = _make_grid(session.group, tensor, device)
             self._data, self.mesh = grid.get_group(DATA), grid[TENSOR]
             self.data_mesh = grid[DATA]
+        self.context_group: Any = None
+        if context > 1:
+            self.context_group = _make_context_group(session.group, tensor, context, device)
 
     @property
     def lead(self) -> int:
@@ -94,7 +107,7 @@ class Ranks:
     @property
     def counts(self) -> bool:
         """Whether this rank reports its rows: one of the ranks with the same rows does."""
-        return self.rank % self.tensor == 0
+        return self.rank % self.alike == 0
 
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
         """Put together numbers of each row of the Step, int64 [kinds, rows]; each rank gives those
@@ -108,16 +121,16 @@ class Ranks:
         table = np.zeros((len(numbers) + 1, rows), dtype=np.int64)
         table[:-1, mine], table[-1, mine] = numbers, 1
         *sums, holders = self._sum(torch.from_numpy(table)).numpy()
-        if (holders != self.tensor).any():
-            row = int(np.argmax(holders != self.tensor))
-            count = "one" if self.tensor == 1 else str(self.tensor)
+        if (holders != self.alike).any():
+            row = int(np.argmax(holders != self.alike))
+            count = "one" if self.alike == 1 else str(self.alike)
             raise KernelError(
                 f"{self._node}: expected each of {rows} rows with exactly {count} of {self.world}"
                 f" ranks, found row {row} with {holders[row]}. Fix: assignments of one sequence"
                 " number on all ranks."
             )
-        # Each of the tensor ranks of a share has added the same numbers.
-        return np.stack(sums) // self.tensor
+        # Each of the ranks of a share has added the same numbers.
+        return np.stack(sums) // self.alike
 
     def together(
         self,
@@ -253,8 +266,8 @@ class Ranks:
 
 
 def _make_grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
-    """Lay all ranks out as a grid [share, part]: groups of ranks with the same rows ("tensor") and
-    of ranks with the same part of the weights ("data").
+    """Lay all ranks out as a grid [share, part]: groups of ranks with the same tokens ("tensor")
+    and of ranks with the same part of the weights ("data"), which context ranks have, too.
 
     All ranks create all subgroups, in the same order, with the timeout of the whole group: the
     default is half an hour.
@@ -266,6 +279,20 @@ def _make_grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
     share, part = divmod(group.rank(), tensor)
     groups = [by_part[part], by_share[share]]
     return DeviceMesh.from_group(groups, device.type, mesh=places, mesh_dim_names=(DATA, TENSOR))
+
+
+def _make_context_group(group: Any, tensor: int, context: int, device: torch.device) -> Any:
+    """The group of the ranks that have this rank's rows and part of the weights, made as in
+    `_make_grid`.
+    """
+    limit = group._get_backend(device).options._timeout
+    own_group = None
+    for share in torch.arange(group.size()).view(-1, context, tensor):
+        for ranks in share.T.tolist():
+            made_group = dist.new_group(ranks, timeout=limit)
+            if group.rank() in ranks:
+                own_group = made_group
+    return own_group
 
 
 class Turns(Generic[T]):
@@ -290,7 +317,7 @@ class Turns(Generic[T]):
     ) -> None:
         self._ranks, self._parts, self._meets = ranks, parts, meets
         self._idle = idle if ranks.world > 1 else None
-        self._collective = self._idle is not None or ranks.tensor > 1
+        self._collective = self._idle is not None or ranks.alike > 1
         self._most, self._begun, self._inside = len(parts), 0, False
         self.is_left_together = ranks.world == 1
         """Whether the block was left on all ranks, so that none of them waits for another."""

@@ -26,6 +26,7 @@ from dataflow.memory_limits import MemoryLimits, MemoryNeed
 from dataflow.training_parts import why_not_in_parts
 from operators.kernels.torch.adapter_metrics import AdapterMetrics
 from operators.kernels.torch.base_piece import base_pieces
+from operators.kernels.torch.context_ranks import ContextRanks, require_heads
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.loss_backward import LossBackward
 from operators.kernels.torch.models import (
@@ -75,7 +76,7 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
         settings = TrainSettings.of(node, model)
         self._module = open_module(session, model, is_split=layout.partial)
         self._device = next(self._module.parameters()).device
-        self._ranks = Ranks(session, self._device, node.name, layout.tensor)
+        self._ranks = Ranks(session, self._device, node.name, layout.tensor, layout.context)
         # Before the splitting, which gives them classes of other names.
         self._layers = find_decoder_layers(self._module)
         self._split, self._slices = prepare_module(
@@ -94,7 +95,7 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
         self._progress = StepProgress(node.name, layout.tokens, is_alone=is_alone)
         self._loop = self._make_loop(node, layout, settings, session.seed)
         why_not = why_not_in_parts(settings.loss, node.params)
-        self._parts = PartTraining(self._loop, why_not=why_not, in_step=self._partial)
+        self._parts = PartTraining(self._loop, why_not=why_not, in_step=layout.in_step)
         self._steps = 0
 
     def _make_loop(
@@ -109,6 +110,7 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
             scalar=self._model.head == "scalar",
             split=self._split,
             slices=self._slices,
+            context=self._make_context(node, layout),
         )
         return TrainingLoop(
             node=node.name,
@@ -124,6 +126,15 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
             vocabulary=self.vocabulary,
             is_split=self._split is not None,
         )
+
+    def _make_context(self, node: KernelNode, layout: Layout) -> ContextRanks | None:
+        """What divides the tokens of a micro-batch; None where each rank has all of them. Raises
+        KernelError for a module whose heads do not divide.
+        """
+        if layout.context == 1:
+            return None
+        require_heads(self._module, layout.context, layout.tensor, node.name)
+        return ContextRanks(self._ranks.context_group, self._device)
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """Make all updates of one Step. Raises KernelError if a loss or gradient is not finite.
