@@ -38,6 +38,7 @@ from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import split_over_replica
 from operators.kernels.torch.static_memory import StaticMemory, find_static_memory
 from operators.kernels.torch.static_rule import decodes_statically
+from operators.kernels.torch.vocabulary_part import find_vocabulary_part
 
 
 class TorchGenerate(Generating, Limited, Sleeper, Probeable):
@@ -64,7 +65,8 @@ class TorchGenerate(Generating, Limited, Sleeper, Probeable):
         self._device = next(self._module.parameters()).device
         self._ranks: RankTokens | None = None
         if is_split:
-            self._ranks = RankTokens(session.group, session.rank, self._device)
+            part = find_vocabulary_part(self._module)
+            self._ranks = RankTokens(session.group, session.rank, self._device, part)
         # Over all chunks: graphs are captured once. None: each chunk's keys are its own.
         self._static: StaticMemory | None = None
         if decodes_statically(self._module):
