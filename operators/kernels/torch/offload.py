@@ -15,6 +15,7 @@ The update is that of the kernel without offloading, of fewer weights at a time:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -44,10 +45,13 @@ def cut_buckets(sizes: Sequence[int], most: int) -> Iterator[range]:
         yield range(first, len(sizes))
 
 
-def count_elements(tensor: Tensor) -> int:
-    """Count the elements that this rank has of a tensor."""
-    with torch.no_grad():
-        return _local_part(tensor).numel()
+def count_largest_part(weight: Tensor) -> int:
+    """Count the elements of a weight's largest part on a rank: the same on all ranks."""
+    if not isinstance(weight, DTensor):
+        return weight.numel()
+    sizes = zip(weight.device_mesh.shape, weight.placements, strict=True)
+    parts = math.prod(ranks for ranks, placement in sizes if not placement.is_replicate())
+    return math.ceil(weight.numel() / parts)
 
 
 class HostTensors:

@@ -26,7 +26,7 @@ from operators.kernels.tensors import widen
 from operators.kernels.torch.adam_bucket import AdamBucket, Master
 from operators.kernels.torch.offload import (
     BUCKET,
-    count_elements,
+    count_largest_part,
     cut_buckets,
     has_own_memory,
     wait_for_host,
@@ -134,7 +134,8 @@ class Optimizer:
         """Cut the masters into parts that are updated one after another; into one if none waits."""
         cuts = [range(len(self._all_masters))]
         if offload:
-            sizes = [count_elements(master) for master in self._masters]
+            # Ranks may have parts of unequal sizes, and go through the buckets together.
+            sizes = [count_largest_part(weight) for weight in self._weights]
             cuts = list(cut_buckets(sizes, BUCKET))
         for cut in cuts:
             yield AdamBucket(self._all_masters[cut.start : cut.stop], cut.start, settings)
