@@ -32,6 +32,7 @@ from engine.channels.contract import PeerLost
 from engine.keep.record.recorder import RowRecorder
 from engine.plan.plan import PlannedNode
 from engine.protocol import messages as m
+from engine.run.worker.chunk_reports import ChunkReports
 from engine.run.worker.chunk_rows import ChunksUnderWay, ChunkUnderWay
 from engine.run.worker.joined_inputs import JoinedInputs
 from engine.run.worker.kernel_loader import OpenKernels
@@ -72,6 +73,7 @@ class KernelRuns:
         self.take_next: TakeNext = lambda passes: None
         self._joined_inputs = JoinedInputs(rows)
         self._replica_rows = ReplicaRows(worker, broadcast, rows.device)
+        self._reports = ChunkReports(worker, kernels, rows, recorder, self._replica_rows)
         self.ranks = RankAgreement(worker, delivery, broadcast)
         self._memory = ShortMemory(worker, kernels)
         self._fetches_ahead = False
@@ -138,7 +140,7 @@ class KernelRuns:
             return
         first = self._begin(chunk, counted=self._lets_join(node))
         if first is None:
-            yield self._make_end(chunk)
+            yield self._reports.make_end(chunk)
             return
         if is_agreed:
             yield from self.ranks.begin(node)
@@ -157,7 +159,7 @@ class KernelRuns:
                 yield from self._carry_out_others(chunks, node)
             # The kernel has ended: a chunk that comes from now on begins a run of its own.
             self._let_nothing_join()
-            yield from self._end_all(chunks, node)
+            yield from self._reports.end_all(chunks, node)
         except RanShort as short:
             error = str(short)
         finally:
@@ -182,7 +184,7 @@ class KernelRuns:
         try:
             for batch_events in self._write(chunks, node):
                 yield from batch_events
-            yield from self._end_all(chunks, node)
+            yield from self._reports.end_all(chunks, node)
         except RanShort as short:
             error = str(short)
         if error:
@@ -227,7 +229,7 @@ class KernelRuns:
             session = self._kernels.sessions[chunk.node]
             session.reports()
             session.tombstones()
-        yield self._make_end(chunk)
+        yield self._reports.make_end(chunk)
 
     def _lets_join(self, node: PlannedNode) -> bool:
         kernel = self._kernels[node.name]
@@ -283,9 +285,9 @@ class KernelRuns:
         """
         if not len(batch):
             during.note_rows(None)
-            yield from self._tell_watermark(chunks.oldest().message, batch)
-            yield from self._report_tombstones(chunks)
-            yield from self._end_over(chunks)
+            yield from self._reports.tell_watermark(chunks.oldest().message, batch)
+            yield from self._reports.report_tombstones(chunks)
+            yield from self._reports.end_over(chunks)
             return
         chunk = chunks.find(batch.keys)
         message, inputs = chunk.message, chunk.described.inputs
@@ -293,9 +295,9 @@ class KernelRuns:
         if self._replica_rows.is_taken(message):  # the lead keeps the rows, and tells of them
             during.note_rows(None)
             chunk.note_rows(batch.keys)
-            yield from self._report_metrics(message)
-            yield from self._report_tombstones(chunks)
-            yield from self._end_over(chunks)
+            yield from self._reports.report_metrics(message)
+            yield from self._reports.report_tombstones(chunks)
+            yield from self._reports.end_over(chunks)
             return
         ref = self._rows.keep(message.node, batch)
         during.note_rows(ref, task=message.id)
@@ -304,75 +306,12 @@ class KernelRuns:
         if self._newest is not None:
             self._newest.offer(message.node, batch)
         chunk.note_rows(batch.keys)
-        yield from self._report_metrics(message)
+        yield from self._reports.report_metrics(message)
         watermark = self._kernels.sessions[message.node].take_least_tokens()
         yield m.Produced(id=message.id, node=message.node, ref=ref, watermark=watermark)
         # At once: the other rows of a group need not wait for the end of the chunk.
-        yield from self._report_tombstones(chunks)
-        yield from self._end_over(chunks)
-
-    def _tell_watermark(self, chunk: m.RunChunk, batch: Batch) -> Iterator[m.Event]:
-        """Tell how long the rows of a chunk are at least, with a batch without rows."""
-        watermark = self._kernels.sessions[chunk.node].take_least_tokens()
-        if watermark and not self._replica_rows.is_taken(chunk):
-            ref = self._rows.keep(chunk.node, batch)
-            yield m.Produced(id=chunk.id, node=chunk.node, ref=ref, watermark=watermark)
-
-    def _report_tombstones(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
-        """Report the rows that were given up since the last call, and chunks that end by that."""
-        node = chunks.oldest().message.node
-        for row in self._kernels.sessions[node].tombstones():
-            chunk = chunks.find_given_up(row.key, row_only=row.row_only)
-            chunk.give_up(row.key, row_only=row.row_only)
-            if self._replica_rows.is_taken(chunk.message):
-                continue
-            yield m.Tombstoned(
-                id=chunk.message.id,
-                node=node,
-                key=row.key,
-                error=row.error,
-                failed=row.failed,
-                row_only=row.row_only,
-            )
-
-    def _report_metrics(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
-        """Report the chunk's metrics since the last call, unless it is a rerun."""
-        reports = self._kernels.sessions[chunk.node].reports()
-        if self._replica_rows.is_taken(chunk):
-            return
-        if self._kernels.nodes[chunk.node].region == "evaluation":
-            # Else they would be averaged with those of other nodes under the same names.
-            reports = [
-                (f"evaluation/{chunk.node}/{name}", number, count)
-                for name, number, count in reports
-            ]
-        if reports and not chunk.again:
-            yield m.Reported(id=chunk.id, worker=self._worker, metrics=tuple(reports))
-
-    def _end_all(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[m.Event]:
-        """The run has ended, and with it all chunks."""
-        for chunk in chunks:
-            yield from self._report_metrics(chunk.message)
-            yield from self._report_tombstones(chunks)
-            yield from self._end(chunks, chunk)
-
-    def _end_over(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
-        """End the chunks of which all rows have come or were given up."""
-        for chunk in chunks:
-            if chunk.is_over:
-                yield from self._end(chunks, chunk)
-
-    def _end(self, chunks: ChunksUnderWay, chunk: ChunkUnderWay) -> Iterator[m.Event]:
-        chunks.remove(chunk)
-        if self._recorder is not None and not self._replica_rows.is_taken(chunk.message):
-            self._recorder.end(chunk.message, joined=chunk.joined)
-        yield self._make_end(chunk.message)
-
-    def _make_end(self, chunk: m.RunChunk) -> m.ChunkDone | m.RankDone:
-        """What is told at the end of a chunk."""
-        if self._replica_rows.is_taken(chunk):
-            return m.RankDone(id=chunk.id, node=chunk.node, worker=self._worker)
-        return m.ChunkDone(id=chunk.id, node=chunk.node)
+        yield from self._reports.report_tombstones(chunks)
+        yield from self._reports.end_over(chunks)
 
     # --- what comes meanwhile ---------------------------------------------------------------------
 
@@ -461,7 +400,7 @@ class KernelRuns:
         """Let a chunk join the run."""
         chunk = self._begin(message, counted=True)
         if chunk is None:
-            yield self._make_end(message)
+            yield self._reports.make_end(message)
             return
         kernel: Any = self._kernels[message.node]
         what = f"chunk {message.id}, {len(message.keys)} rows, joins"
@@ -471,9 +410,9 @@ class KernelRuns:
             self._kernels.during(message.node, message.node, what, task=message.id),
         ):
             kernel.join(chunk.described)
-        yield from self._report_metrics(message)
-        yield from self._report_tombstones(chunks)
-        yield from self._end_over(chunks)
+        yield from self._reports.report_metrics(message)
+        yield from self._reports.report_tombstones(chunks)
+        yield from self._reports.end_over(chunks)
 
 
 def _describe(chunk: m.RunChunk, inputs: Mapping[str, Batch]) -> Chunk:

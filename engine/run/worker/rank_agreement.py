@@ -1,8 +1,8 @@
 """What the ranks of a replica that decode with a lag take up, and when: the same at the same step.
 
-    a rank            waits for                           unblocked by
-    between steps     the others to stop there, too       the first rank, which stops all at one step
-    before a run      the version that another one has    its Load: all are told of every version
+    a rank           waits for                          unblocked by
+    between steps    the others to stop there, too      the first rank, which stops all of them
+    before a run     the version that another one has   its Load: all are told of every version
 
 Owns: what each rank could take up next, and whether all take it. Does not own: where a kernel stops
 (operators/kernels/torch/rank_tokens.py), how a chunk joins (chunk_runs.py) or weights are loaded
@@ -83,9 +83,7 @@ class RankAgreement:
 
     def _load_next(self, node: PlannedNode) -> Iterator[m.Event]:
         """Load the next version that comes."""
-        load = self._wait_for(
-            lambda each: isinstance(each, m.Load) and each.reader == node.name
-        )
+        load = self._wait_for(lambda each: isinstance(each, m.Load) and each.reader == node.name)
         if load is None:
             raise RunError(f"{node.name}: the run ended before all ranks had one version")
         assert isinstance(load, m.Load)

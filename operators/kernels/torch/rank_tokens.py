@@ -4,9 +4,9 @@
     the first     the others' parts of the pass, as in every layer
     any other     the first one's tokens
 
-Owns: who draws, the broadcast, and what the first rank asks of all with it: to stop before the next
-step, as something has come. So all stop at one step. Does not own: the parts of the matrices (slices.py), the draw
-(device_sampling.py), which rows are live, which is the same on all ranks (shared_step.py).
+Owns: who draws, the broadcast, and that all ranks stop before the same step where the first one is
+interrupted, which it says with its draw. Does not own: the parts of the matrices (slices.py), the
+draw (device_sampling.py), which rows are live, which is the same on all ranks (shared_step.py).
 
 Hidden states are sums over ranks. Were each rank to draw by its own logits, their last bits would
 have to be equal, or one rank would go on with another token than the others. So the first one's
@@ -34,8 +34,8 @@ _FIRST = 0
 
 class RankTokens:
     """Of one rank. group: of the ranks of a replica, which has their device's backend. part: this
-    rank's of the vocabulary, if the head is split. was_interrupted: asked on the first rank, whether
-    all are to stop before the next step.
+    rank's of the vocabulary, if the head is split. was_interrupted: asked on the first rank with
+    each draw, whether all are to stop before the next step.
     """
 
     def __init__(

@@ -128,8 +128,6 @@ class _SplitEmbedding(nn.Embedding):
         return place if 0 <= place < self.part.size else None
 
 
-
-
 def split_vocabulary(module: nn.Module, mesh: DeviceMesh) -> VocabularyPart | None:
     """Split a causal model's embedding and head in place, over the ranks of a mesh, which have the
     same weights before. Returns this rank's part; None where both stay whole.
