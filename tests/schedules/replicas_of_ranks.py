@@ -19,8 +19,8 @@ TRIPLE: Shares = (("q0", "q1", "q2"),)
 
 
 def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
-    """The same, in which most forward passes and generations have replicas of two or three ranks, on
-    Workers of their own, or, but for a generation with a lag, on those of a train node.
+    """The same, in which most forward passes and generations have replicas of two or three ranks,
+    on Workers of their own or, but for a generation with a lag, on those of a train node.
     """
     draw = random.Random(f"replica ranks {case.seed}")
     plan = case.plan
