@@ -100,7 +100,7 @@ class SlotCredit:
             waiting_rows=self.pool.rows,
             slots=self.node.layout.slots,
             credit=self._most,
-            under_way={worker: self.rows[worker] for worker in self.node.workers},
+            under_way={worker: self.rows[worker] for worker in self.node.leads},
         )
 
     def _has_room(self, worker: str) -> bool:
@@ -116,7 +116,7 @@ class SlotCredit:
             if worker is None or not self._has_room(worker):
                 self._is_full = True
                 break
-            share = pool.rows // len(node.workers)
+            share = pool.rows // len(node.leads)
             units = pool.take(max(self._largest, min(share, self._ahead)))
             if units:
                 portions.setdefault(worker, []).extend(units)
@@ -184,5 +184,5 @@ class LateBinding:
                 busy = {w: n for w, n in credit.rows.items() if n}
                 yield (
                     f"{name}: {credit.pool.rows} rows wait for a slot of"
-                    f" {', '.join(credit.node.workers)}; rows under way: {busy}"
+                    f" {', '.join(credit.node.leads)}; rows under way: {busy}"
                 )

@@ -61,7 +61,9 @@ class ToldWorker:
         self._inbox = Inbox()
         self._count = 0
         self._passed = threading.Semaphore(0)
+        self._while_waiting: list[Act] = []
         worker.runs.take_next = self._take_within
+        worker.runs.ranks.hear(self._take_out, self._wait_for)
 
     def tell(self, instruction: m.ToWorker) -> None:
         """As its control thread does. Returns once weights that are fetched beside have come."""
@@ -90,6 +92,21 @@ class ToldWorker:
                 while waiting and waiting[0][0] <= len(self.events) - first:
                     waiting.pop(0)[1]()
         return self.events[first:]
+
+    def tell_while_waiting(self, act: Act) -> None:
+        """Do this once the Worker waits for something before a run."""
+        self._while_waiting.append(act)
+
+    def _take_out(self, instruction: m.ToWorker) -> None:
+        self._count -= 1
+        self._inbox.remove(instruction)
+
+    def _wait_for(self, wanted: Callable[[m.ToWorker], bool]) -> m.ToWorker | None:
+        self._while_waiting.pop(0)()
+        instruction = self._inbox.wait_for(wanted)
+        assert not isinstance(instruction, Request)
+        self._count -= 1
+        return instruction
 
     def _take_within(self, passes: Callable[[m.ToWorker], bool]) -> m.ToWorker | None:
         instruction = self._inbox.within(passes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import chain
 
 from dataflow.kernel import Layout
 from engine.plan.plan import Plan, PlannedNode
@@ -18,8 +19,8 @@ TRIPLE: Shares = (("q0", "q1", "q2"),)
 
 
 def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
-    """The same, in which most forward passes and generations without a lag have replicas of two or
-    three ranks, on Workers of their own, or on those of a train node.
+    """The same, in which most forward passes and generations have replicas of two or three ranks,
+    on Workers of their own or, but for a generation with a lag, on those of a train node.
     """
     draw = random.Random(f"replica ranks {case.seed}")
     plan = case.plan
@@ -28,32 +29,41 @@ def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
     nodes: list[PlannedNode] = []
     for node in plan.nodes:
         if _may_have_ranks(node) and draw.random() < 0.8:
-            shares = draw.choice([pool, pool, *trained])
+            shares = pool if _has_versions(node) else draw.choice([pool, pool, *trained])
             some = draw.sample(shares, draw.randint(1, min(2, len(shares))))
             node = _on_shares(node, tuple(some))
+            if node.binds_late and set(node.workers) & set(chain.from_iterable(chain(*trained))):
+                # Where its Workers train, too, nothing joins what is decoded.
+                node = replace(node, chunking="cohort")
         nodes.append(node)
     new_plan = replace(plan, nodes=tuple(nodes))
     workers = sorted({worker for node in nodes for worker in node.workers})
     hosts = plan.hosts and {worker: plan.hosts.get(worker, "a") for worker in workers}
     recorder = plan.recorder if plan.recorder in workers else workers[0]
     new_plan = replace(new_plan, hosts=hosts, recorder=recorder)
-    turns = _turns(draw, new_plan, workers)
+    lagging: set[str] = set()
+    for node in nodes:
+        if node.ranks > 1 and node.work != "train" and _has_versions(node):
+            lagging.update(node.workers)
+    turns = _turns(draw, new_plan, [worker for worker in workers if worker not in lagging])
     return replace(case, plan=replace(new_plan, turns=turns))
 
 
 def _may_have_ranks(node: PlannedNode) -> bool:
-    is_forward = node.work == "forward" and node.relation == "same"
-    has_versions = node.lag > 0 and any(use.trained for use in node.models)
-    may_split = is_forward or (node.traits.generates and not has_versions)
-    return may_split and not node.max_lag and TARGET not in node.models
+    is_forward = node.work == "forward" and node.relation == "same" and not node.max_lag
+    may_split = is_forward or node.traits.generates
+    return may_split and TARGET not in node.models
+
+
+def _has_versions(node: PlannedNode) -> bool:
+    """Whether new weights come while it decodes."""
+    return node.lag > 0 and any(use.trained for use in node.models)
 
 
 def _on_shares(node: PlannedNode, shares: Shares) -> PlannedNode:
     workers = tuple(worker for share in shares for worker in share)
     layout = Layout(replicas=len(shares), tensor=len(shares[0]))
-    # Nothing joins what several ranks decode.
-    chunking = "cohort" if node.binds_late else node.chunking
-    return replace(node, workers=workers, layout=layout, chunking=chunking)
+    return replace(node, workers=workers, layout=layout)
 
 
 def _turns(draw: random.Random, plan: Plan, workers: list[str]) -> Shares:

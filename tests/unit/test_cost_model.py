@@ -169,9 +169,13 @@ def test_context_ranks_divide_tokens_and_exchange_heads(
     assert moved(many) == pytest.approx(tokens * numbers * MODEL.width)
 
 
-def test_two_tensor_ranks_have_embeddings_and_norms_twice() -> None:
-    both = 2 * MODEL.part_parameters(2)
-    assert both == 2 * MODEL.parameters - SHAPE.matrices
+def test_two_tensor_ranks_have_norms_twice_and_tables_that_they_cannot_share() -> None:
+    tables = MODEL.table_parameters
+    assert 2 * MODEL.part_parameters(2) == 2 * MODEL.parameters - SHAPE.matrices - tables
+    odd = replace(MODEL, shape=replace(SHAPE, vocabulary=SHAPE.vocabulary - 1))
+    assert 2 * odd.part_parameters(2) == 2 * odd.parameters - SHAPE.matrices
+    critic = replace(MODEL, head="scalar")
+    assert 2 * critic.part_parameters(2) == 2 * critic.parameters - SHAPE.matrices
 
 
 def test_sizes_count_every_parameter_once() -> None:
@@ -300,7 +304,7 @@ def test_sharded_weights_are_gathered_before_each_pass(
     fed = pack_rows(*arrays(lengths), budget=4096, divisor=data)
     whole = catalogue_place(H100, data=data, tensor=tensor)
     split = replace(whole, shard=True)
-    part, tables = MODEL.part_parameters(tensor), MODEL.table_parameters
+    part, tables = MODEL.part_parameters(tensor), MODEL.part_tables(tensor)
     each = fed.passes * (data - 1) / data
     ahead = moved(forward_time(MODEL, split, fed)) - moved(forward_time(MODEL, whole, fed))
     assert ahead == pytest.approx(each * part * MODEL.width)
@@ -323,7 +327,7 @@ def shard_longer(where: Place, *, trains: bool) -> tuple[float, Time]:
 @pytest.mark.parametrize("trains", [False, True])
 def test_layers_are_gathered_while_others_compute(trains: bool) -> None:
     """A GPU waits for what is in no layer, and for a layer at either end."""
-    tables = MODEL.table_parameters
+    tables = MODEL.part_tables(2)
     layer = (MODEL.part_parameters(2) - tables) / SHAPE.layers
     waited = (tables + layer) * MODEL.width
     if trains:

@@ -52,12 +52,20 @@ Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
 class RowBroadcast:
     """One rank's end, not for several threads at once. device: of all payloads, `cpu` (gloo) or
     this rank's own (NCCL); record batches are in host memory. giver: rank 0's name in errors.
-    content: check device columns by hashes; the same on all ranks.
+    content: check device columns by hashes; the same on all ranks. rank, size: which of how many.
     """
 
     def __init__(
-        self, channel: Scheduled, *, giver: str, device: str = "cpu", content: bool = False
+        self,
+        channel: Scheduled,
+        *,
+        giver: str,
+        device: str = "cpu",
+        content: bool = False,
+        rank: int = GIVER,
+        size: int = 1,
     ) -> None:
+        self._rank, self._size = rank, size
         self._channel = channel
         self._giver = giver
         self._device = device
@@ -118,6 +126,18 @@ class RowBroadcast:
         for name, records, layouts in zip(names, rows, _tensors_of(reply), strict=True):
             inputs[name] = records, {layout.name: next(values_left) for layout in layouts}
         return inputs
+
+    def share(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """Send as many whole numbers as every rank does. Returns those of all, by rank. Raises what
+        the channel raises.
+        """
+        shared: list[tuple[int, ...]] = []
+        for rank in range(self._size):
+            is_own = rank == self._rank
+            own = torch.tensor(numbers if is_own else [0] * len(numbers), dtype=torch.int64)
+            (received,) = self._cast([own], source=rank)
+            shared.append(tuple(received.tolist()))
+        return shared
 
     def take_moved_bytes(self) -> int:
         """Return the bytes of rows received since the last call."""
@@ -183,9 +203,9 @@ class RowBroadcast:
         """What rank 0 sent, in host memory."""
         return [tensor.cpu() for tensor in self._cast(tensors)]
 
-    def _cast(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _cast(self, tensors: list[Tensor], source: int = GIVER) -> list[Tensor]:
         moved = [tensor.to(self._device) for tensor in tensors]
-        self._channel.broadcast(GIVER, self._sequence, moved)
+        self._channel.broadcast(source, self._sequence, moved)
         self._sequence += 1
         return moved
 
@@ -210,7 +230,9 @@ def join(
     channel = CollectiveChannel(
         part, size, mine, name="rows", names=members, device=device, timeout=timeout
     )
-    return RowBroadcast(channel, giver=members[GIVER], device=device, content=content)
+    return RowBroadcast(
+        channel, giver=members[GIVER], device=device, content=content, rank=part, size=size
+    )
 
 
 def _tensors_of(reply: Reply) -> list[list[TensorLayout]]:

@@ -15,7 +15,10 @@ Head = Literal["lm", "scalar"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A dense decoder: sizes as in its config.json. `context`: max_position_embeddings."""
+    """A dense decoder: sizes as in its config.json. `context`: max_position_embeddings. sharers: of
+    a tensor rank's part, how many ranks have a part of the vocabulary, and so of embedding and
+    head.
+    """
 
     layers: int
     hidden: int
@@ -26,6 +29,7 @@ class Shape:
     vocabulary: int
     context: int
     tied: bool
+    sharers: int = 1
 
     @property
     def attention(self) -> int:
@@ -50,13 +54,18 @@ class Shape:
             count = 2  # a head of its own, as large as the embedding
         return count * self.vocabulary * self.hidden
 
-    def part(self, tensor: int) -> Shape:
-        """The shape of one of so many tensor ranks: its heads and part of the MLP's width."""
+    def part(self, tensor: int, head: Head = "lm") -> Shape:
+        """The shape of one of so many tensor ranks: its heads, its part of the MLP's width, and of
+        a language model's vocabulary, if that is divisible.
+        """
+        sharers = tensor if head == "lm" and self.vocabulary % tensor == 0 else 1
         return replace(
             self,
             heads=self.heads // tensor,
             kv_heads=self.kv_heads // tensor,
             intermediate=self.intermediate // tensor,
+            vocabulary=self.vocabulary // sharers,
+            sharers=sharers,
         )
 
 

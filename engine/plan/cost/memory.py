@@ -287,8 +287,8 @@ def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
     return {
         "kv_cache": kv_bytes(shape, work, dtype),
         "activations": max(prefill, slots) * token_pass(shape, dtype) + grown,
-        # Sampling holds logits, their softmax and their running sum.
-        "logits": 3 * slots * shape.vocabulary * _FLOAT,
+        # Sampling holds logits, their softmax and their running sum; the first rank has all.
+        "logits": 3 * slots * shape.vocabulary * shape.sharers * _FLOAT,
     }
 
 

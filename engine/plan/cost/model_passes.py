@@ -98,9 +98,16 @@ class Sizes:
         return self.trained.scaled(part, self.parameters).parameters
 
     def part_parameters(self, tensor: int) -> int:
-        """Parameters that one of so many tensor ranks has: embeddings, norms and head are whole."""
-        matrices = self.shape.matrices
-        return self.parameters - matrices + self.shape.part(tensor).matrices
+        """Parameters that one of so many tensor ranks has: norms are whole."""
+        return self.parameters - self._count_divided(1) + self._count_divided(tensor)
+
+    def part_tables(self, tensor: int) -> int:
+        """Parameters of embedding and head that one of so many tensor ranks has."""
+        return self.shape.part(tensor, self.head).tables(self.head)
+
+    def _count_divided(self, tensor: int) -> int:
+        """Parameters that one of so many tensor ranks has of what these may divide."""
+        return self.shape.part(tensor, self.head).matrices + self.part_tables(tensor)
 
     @property
     def read_bytes(self) -> int:
@@ -212,6 +219,12 @@ def exchanged_bytes(shape: Shape, width: int, tensor: int, context: int) -> floa
     return shape.layers * widths * width * (context - 1) / context**2
 
 
+def _gathered_columns(model: Sizes, tensor: int) -> float:
+    """Bytes of the logits of one token that the first of so many ranks gathers, to draw from."""
+    part = model.shape.part(tensor)
+    return float(part.vocabulary * (part.sharers - 1) * model.width)
+
+
 class Passes:
     """Passes of one kind of a Model on a place; `at` is cheap, for schedules of many passes.
 
@@ -237,7 +250,7 @@ class Passes:
         self._cached = model.cached_bytes / reads
         self._row = reached.row
         self._latency = repeats.rest * (reached.step + shape.layers * reached.layer)
-        self._link = 0.0
+        self._link = self._predicted_link = 0.0
         if where.tensor > 1:
             # Two all-reduces a layer, each of 2 (t - 1) / t of its bytes (Shoeybi et al.,
             # arXiv:1909.08053, section 3).
@@ -245,6 +258,8 @@ class Passes:
             link_rate = where.device.link * reached.link * where.context
             self._link = repeats.rest * shape.layers * moved / link_rate
             self._latency += repeats.rest * 2 * shape.layers * reached.hop
+            if kind == "decode" and model.head == "lm":
+                self._predicted_link = _gathered_columns(model, where.tensor) / link_rate
         if where.context > 1:
             moved = exchanged_bytes(shape, model.width, where.tensor, where.context)
             self._link += repeats.exchanges * moved / (where.device.link * reached.link)
@@ -287,18 +302,20 @@ class Passes:
         """Seconds of compute, memory, link and latency."""
         compute = self._token * tokens + self._predicted * predicted + self._key * keys
         memory = self._weights + self._cached * cached
-        return compute, memory, self._link * tokens, self._latency + self._row * rows
+        link = self._link * tokens + self._predicted_link * predicted
+        return compute, memory, link, self._latency + self._row * rows
 
     def seconds_of_each(self, parts: PassParts) -> np.ndarray:
         """float64 [parts]: seconds of one pass of each part."""
         slowest = np.maximum(*self._overlapping(parts))
-        return slowest + self._link * parts.tokens + (self._latency + self._row * parts.rows)
+        link = self._fed_link(parts) * parts.tokens
+        return slowest + link + (self._latency + self._row * parts.rows)
 
     def total(self, parts: PassParts) -> Time:
         """All passes of all parts."""
         compute, memory = self._overlapping(parts)
         count, tokens, keys, cached, rows = parts.sums
-        link = self._link * tokens
+        link = self._fed_link(parts) * tokens
         latency = self._latency * count + self._row * rows
         return Time(
             seconds=float(parts.count @ np.maximum(compute, memory)) + link + latency,
@@ -312,6 +329,10 @@ class Passes:
         """float64 [parts]: seconds of compute and of memory of one pass of each part."""
         compute = self._fed_token(parts) * parts.tokens + self._key * parts.keys
         return compute, self._weights + self._cached * parts.cached
+
+    def _fed_link(self, parts: PassParts) -> float:
+        """Seconds of collectives of a token that is fed."""
+        return self._link + self._predicted_link if parts.predicted else self._link
 
     def _fed_token(self, parts: PassParts) -> float:
         """Seconds of compute of a token that is fed."""

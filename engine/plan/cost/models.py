@@ -39,6 +39,7 @@ class ModelCost:
     why: str = ""
     trained: TrainedPart | None = None
     """What is trained, of a Model that trains a part; None of all others."""
+    head: Head = "lm"
 
     @property
     def version(self) -> int:
@@ -91,12 +92,16 @@ class ModelCost:
         return self.trained.mergeable
 
     def part(self, tensor: int) -> ModelCost:
-        """The cost of one of so many tensor ranks; each has all embeddings, norms and head."""
+        """The cost of one of so many tensor ranks; each has all norms, and embedding and head as
+        far as they are not split.
+        """
         if tensor == 1 or self.shape is None:
             return self
-        shape, parameters, trained = self.shape.part(tensor), self.parameters, self.trained
+        shape = self.shape.part(tensor, self.head)
+        parameters, trained = self.parameters, self.trained
         if parameters is not None:
             parameters += shape.matrices - self.shape.matrices
+            parameters += shape.tables(self.head) - self.shape.tables(self.head)
             if trained is not None:
                 trained = trained.scaled(parameters, self.parameters or parameters)
         return replace(self, parameters=parameters, shape=shape, trained=trained)
@@ -134,11 +139,13 @@ def model_cost(base: str, head: Head = "lm") -> ModelCost:
     shape, kind = _read_shape(config), config.get("model_type")
     if tensors is not None:
         parameters = _count_parameters(tensors, head, shape)
-        return ModelCost(parameters=parameters, shape=shape, why="counted in its safetensors files")
+        why = "counted in its safetensors files"
+        return ModelCost(parameters=parameters, shape=shape, why=why, head=head)
     if shape is None or kind not in FAMILY:
         return ModelCost(why=f"no safetensors files, and no formula for model_type {kind!r}")
     parameters = formula(shape, config, head)
-    return ModelCost(parameters=parameters, shape=shape, why="by formula from config.json")
+    why = "by formula from config.json"
+    return ModelCost(parameters=parameters, shape=shape, why=why, head=head)
 
 
 def planned_dtype(model: Model) -> ComputedDtype | None:

@@ -199,7 +199,9 @@ def node_bytes(model: Sizes, layout: Layout, work: NodeWork, *, is_on_gpu: bool)
 def node_parts(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -> Mapping[str, int]:
     """Bytes of one rank, with weights of its own, by part (memory.py)."""
     tensor = layout.tensor * layout.inner
-    whole = ModelCost(parameters=model.parameters, shape=model.shape, trained=model.trained)
+    whole = ModelCost(
+        parameters=model.parameters, shape=model.shape, trained=model.trained, head=model.head
+    )
     part = whole.part(tensor)
     parameters = (part.parameters or 0) + part.added
     kernel = RunningKernel(

@@ -38,9 +38,10 @@ def sharding_time(
         return Time()
     reached = where.coefficients["train"]
     rate = where.between * reached.link * where.sharing / (where.sharing - 1)
-    layers = model.part_parameters(where.tensor) - model.table_parameters
+    tables = model.part_tables(where.tensor)
+    layers = model.part_parameters(where.tensor) - tables
     one_layer = layers / model.shape.layers
-    gathered_once = (model.table_parameters + one_layer) * model.width
+    gathered_once = (tables + one_layer) * model.width
     gathered = (layers - one_layer) * model.width
     computed = (computing.seconds - computing.link - computing.latency) / passes
     forward = computed / (1.0 + backward) if where.device.is_gpu else 0.0
@@ -49,7 +50,7 @@ def sharding_time(
     if backward:
         # Of a Model that trains a part: gradients of that, and the layers above it.
         summed = model.trained_parameters(where.tensor) * WIDTHS["float32"]
-        at_ends = (model.table_parameters + one_layer) / (model.table_parameters + layers)
+        at_ends = (tables + one_layer) / (tables + layers)
         passed = model.passed_share * layers * model.width
         first = min(passed, one_layer * model.width)
         ends = first + at_ends * summed

@@ -44,16 +44,14 @@ def _waits_between_turns(node: Node) -> bool:
 
 def _find_late(draft: Draft) -> Iterator[str]:
     """The generations whose rows are bound to a replica as its slots fall free. In a Worker that
-    trains, too, decoding that others may join would go on before each Step's training. Ranks
-    decode one chunk after another: each would let the next one join at a step of its own.
+    trains, too, decoding that others may join would go on before each Step's training.
     """
     training: set[str] = set()
     for node in draft.nodes:
         if node.work == "train":
             training.update(node.workers)
     for node in draft.nodes:
-        is_whole = node.layout.tensor == 1
-        if is_whole and may_bind_late(draft, node) and training.isdisjoint(node.workers):
+        if may_bind_late(draft, node) and training.isdisjoint(node.workers):
             yield node.name
 
 

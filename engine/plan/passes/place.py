@@ -35,7 +35,11 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
-from engine.plan.passes.tensor import count_worker_ranks, describe_rank_steps
+from engine.plan.passes.tensor import (
+    count_worker_ranks,
+    describe_rank_steps,
+    find_lagged_rank_problems,
+)
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
@@ -51,6 +55,7 @@ def place_nodes(draft: Draft) -> Draft:
     nodes = tuple(_place_each(draft))
     turns = draft.placing.turns
     _require_none(find_sharing_problems(draft, nodes, turns))
+    _require_none(find_lagged_rank_problems(nodes, turns))
     if draft.placing.inproc:
         # Only now: chunks are as they would be without it.
         nodes = tuple(_put_here(node) for node in nodes)

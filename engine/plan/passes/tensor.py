@@ -10,7 +10,8 @@ module (operators/kernels/torch/slices.py), which decides if there is no config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from dataflow.side_module import Side
 from engine.plan.cost.models import Shape, model_cost
@@ -72,21 +73,34 @@ def find_replica_problems(
     if model is not None and model.follows is not None and model.copies is None:
         why = f"{model.name!r} moves by its own steps, in one Worker"
         yield add_fix(f"{wish}, and {why}", fix)
-    if node.max_lag or (node.lag and any(use.trained for use in node.models)):
-        lag = f"its max_lag is {node.max_lag}"
-        if not node.max_lag:
-            lag = f"rows of its source have a lag of {node.lag}"
-        why = f"{lag}: its ranks could have weights of several versions"
-        operator = draft.graph.node(node.name).operator
-        other = find_tensor_kernel(operator, kernel_name(operator, node.kernel))
-        if other:
-            # What starts its ranks itself changes the weights of all of them at once.
-            fix = f"--kernel {node.name}={other}, or {fix}"
-        yield add_fix(f"{wish}, and {why}", f"max_lag=0, or {fix}")
     if node.name in draft.placing.least:
         why = "its replicas come and go, which one of several Workers does not"
         most = draft.placing.replicas.get(node.name, 1)
         yield add_fix(f"{wish}, and {why}", f"replicas: {node.name}={most}, or {option}: {fix}")
+
+
+def find_lagged_rank_problems(
+    nodes: Sequence[PlannedNode], turns: Sequence[tuple[str, ...]]
+) -> Iterator[str]:
+    """Why ranks of a node whose weights come while it runs cannot be where they are. nodes: as they
+    are placed.
+    """
+    training: set[str] = set()
+    for node in nodes:
+        if node.work == "train":
+            training.update(node.workers)
+    in_turns = set(chain.from_iterable(turns))
+    for node in nodes:
+        has_versions = node.lag > 0 and any(use.trained for use in node.models)
+        if node.work == "train" or node.ranks == 1 or not has_versions:
+            continue
+        problem = f"tensor: {node.name}={node.layout.tensor} with a lag of {node.lag}"
+        if shared := sorted(training.intersection(node.workers)):
+            why = f"{shared[0]} trains, too, whose ranks would wait for its next version in a chunk"
+            yield add_fix(f"{problem}, and {why}", f"other Workers, max_lag=0, or {node.name}=1")
+        elif shared := sorted(in_turns.intersection(node.workers)):
+            why = f"{shared[0]} takes turns with its devices, and weights come at any time"
+            yield add_fix(f"{problem}, and {why}", f"no turns, max_lag=0, or {node.name}=1")
 
 
 def _find_adapter_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:

@@ -3,9 +3,9 @@
 Owns: which nodes and devices are searched, which of a node's axes may be chosen, and why nothing is
 searched. Does not own: prices (layouts.py), what a user may ask for (engine/plan/options.py).
 
-Whoever says where nodes are (`--turns`, hosts, ranges of replicas, `--context`, all `apart` or in `one`) has
-placed them. Numbers of replicas and ranks, pins and nodes `--together` are kept, and places found
-for the rest (asked_places.py).
+Whoever says where nodes are (`--turns`, `--context`, hosts, ranges of replicas, all `apart` or in
+`one`) has placed them. Numbers of replicas and ranks, pins and nodes `--together` are kept, and
+places found for the rest (asked_places.py).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.plan.plan import Plan
 from engine.protocol.messages import FinishStep, Go, OwnRows, RunChunk, TrainPart, TrainStep
+from engine.run.simulated_workers.lagged_ranks import LaggedRanks
 
 Versions = dict[str, np.ndarray]
 """Producer -> the version of each row."""
@@ -39,6 +40,7 @@ class SimulatedRanks:
         self._ended: dict[tuple[str, int, int], list[tuple[Assigned, Versions]]] = {}
         self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
         """The ranks that have come to each collective, and how each goes on."""
+        self.lagged = LaggedRanks(plan)
         self._nothing_given: set[int] = set()
         self._versions: dict[int, int] = {}
         """Chunk of a replica with several Workers -> the version of its weights."""
@@ -144,6 +146,7 @@ class SimulatedRanks:
     def forget(self, worker: str) -> None:
         """A Worker is gone."""
         self.give_up(worker)
+        self.lagged.forget(worker)
         for meetings in self._meetings.values():
             meetings[:] = [arrived for arrived in meetings if worker not in arrived]
 

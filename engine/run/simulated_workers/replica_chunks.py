@@ -24,6 +24,10 @@ class RankWorker(RunningWorker, Protocol):
         """Note that what it does now keeps its device busy for so long."""
         ...
 
+    def follow(self, chunk: m.RunChunk) -> None:
+        """Decode a chunk whose rows its lead has."""
+        ...
+
 
 class ReplicaChunks:
     """Of one Worker. run: has the chunk's rows made, and calls its second argument at the end."""
@@ -38,8 +42,44 @@ class ReplicaChunks:
         self._worker, self._world, self._chunks, self._run = worker, world, chunks, run
 
     def run(self, chunk: m.RunChunk, done: Done) -> None:
-        """Begin once all ranks are here; end with the last of them."""
-        self._meet("chunk", chunk, partial(self._begin, chunk, done))
+        """Begin once all ranks are here, with one version; end with the last of them."""
+        self._meet("chunk", chunk, partial(self._begin_alike, chunk, done))
+
+    def _begin_alike(self, chunk: m.RunChunk, done: Done) -> None:
+        groups = self._world.groups
+        begin = partial(self._begin, chunk, done)
+        if groups.is_nothing_given(chunk.id) or not groups.lagged.governs(chunk.node):
+            begin()
+            return
+        find_version = partial(self._find_version, chunk.node)
+        groups.lagged.begin(chunk.node, self._worker.name, find_version, begin)
+
+    def _find_version(self, node: str) -> int:
+        return self._chunks.version_at(node, self._world.clock.now)
+
+    def join(self, chunk: m.RunChunk, join: Callable[[m.RunChunk], None], done: Done) -> None:
+        """Let a chunk join what the ranks decode, once all of them are here. join: as the lead."""
+        self._meet("chunk", chunk, partial(self._begin_together, chunk, join, done))
+
+    def _begin_together(
+        self, chunk: m.RunChunk, join: Callable[[m.RunChunk], None], done: Done
+    ) -> None:
+        groups, name = self._world.groups, self._worker.name
+        if groups.is_nothing_given(chunk.id):
+            self._say_ended(chunk, done)
+            return
+
+        find_version = partial(self._find_version, chunk.node)
+
+        def begin() -> None:
+            groups.require_one_version(chunk, find_version())
+            if chunk.giver == name:
+                join(chunk)
+            else:
+                self._worker.follow(chunk)
+            done()
+
+        groups.lagged.begin(chunk.node, name, find_version, begin)
 
     def give_nothing(self, chunk: m.RunChunk, failed: m.FetchFailed, done: Done) -> None:
         """Let the other ranks go, as the lead has no rows for them."""
@@ -66,8 +106,7 @@ class ReplicaChunks:
                 self._worker.note_compute(self._world.clock.now - begun)
             self._say_ended(chunk, done)
 
-        version = self._chunks.version_at(chunk.node, begun)
-        self._world.groups.require_one_version(chunk, version)
+        self._world.groups.require_one_version(chunk, self._chunks.version_at(chunk.node, begun))
         if self._world.groups.is_nothing_given(chunk.id):
             self._say_ended(chunk, done)
             return
@@ -81,7 +120,14 @@ class ReplicaChunks:
     def _say_ended(self, chunk: m.RunChunk, done: Done) -> None:
         if chunk.giver == self._worker.name:
             self._worker.say(m.ChunkDone(id=chunk.id, node=chunk.node))
+            self._end_run(chunk)
         else:
             name = self._worker.name
             self._worker.say(m.RankDone(id=chunk.id, node=chunk.node, worker=name))
         done()
+
+    def _end_run(self, chunk: m.RunChunk) -> None:
+        """After a chunk that none can join, weights are taken up again as they come."""
+        lagged, node = self._world.groups.lagged, self._world.nodes[chunk.node]
+        if lagged.governs(node.name) and not node.binds_late:
+            lagged.end_run(node.name, self._worker.name)

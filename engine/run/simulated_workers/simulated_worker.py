@@ -31,6 +31,7 @@ from engine.run.simulated_workers.fetched_ahead import FetchedAhead
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
 from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
+from engine.run.simulated_workers.lagged_ranks import HeldVersion
 from engine.run.simulated_workers.replica_chunks import ReplicaChunks
 from engine.run.simulated_workers.row_checks import require_rows
 from engine.run.simulated_workers.spans import NOBODY, describe_message
@@ -64,6 +65,8 @@ class SimulatedWorker:
         self._busy = False
         self._lanes: dict[str, DecodeLane] = {}
         """Node -> what it decodes; other chunks and requests are carried out meanwhile."""
+        self._followed: set[str] = set()
+        """Nodes that its lead decodes."""
         self._loaded_at = 0.0
         self._span = NOBODY
         """What it does now."""
@@ -175,7 +178,7 @@ class SimulatedWorker:
         """Begin the next task, when idle."""
         if self._busy:
             return
-        task = self._queue.take(decoding=bool(self._lanes))
+        task = self._queue.take(decoding=bool(self._lanes or self._followed))
         if task is not None:
             self._busy = True
             self.after(0.0, partial(task, self._idle))
@@ -231,6 +234,9 @@ class SimulatedWorker:
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
         short = self._world.shorts.find(chunk)
         if self._world.nodes[chunk.node].binds_late:
+            if chunk.giver:
+                self._replica.join(chunk, self._join, done)
+                return
             if short is None:
                 self._join(chunk)
             else:
@@ -281,12 +287,30 @@ class SimulatedWorker:
                 self._world.log.note_compute(span, seconds, len(rows.keys), rows.tokens)
             self.say(m.ChunkDone(id=chunk.id, node=chunk.node), span)
             self._end_span(span)
+            if chunk.giver:
+                self._world.groups.lagged.end_chunk(chunk.node, self.name, chunk.id)
 
         lane.join(rows, span, end)
+        self._span = NOBODY  # that goes on in the lane
 
     def _end_lane(self, node: str) -> None:
         del self._lanes[node]
+        if self._world.groups.lagged.governs(node):
+            self._world.groups.lagged.end_run(node, self.name)
         self._next()
+
+    def follow(self, chunk: m.RunChunk) -> None:
+        """Decode a chunk whose rows its lead has."""
+        node, ended = chunk.node, m.RankDone(id=chunk.id, node=chunk.node, worker=self.name)
+
+        def end_run() -> None:
+            self._followed.discard(node)
+            self._next()
+
+        self._followed.add(node)
+        say = partial(self.after, 0.0, partial(self.say, ended))
+        over = partial(self.after, 0.0, end_run)
+        self._world.groups.lagged.follow(node, self.name, chunk.id, say, over)
 
     def _begin_training(self, message: Together) -> Task:
         """What a train node does first of what it is told, once it has its rows."""
@@ -391,10 +415,21 @@ class SimulatedWorker:
         if message.source:
             model = message.leader or message.model
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
-        if not message.leader or self._world.nodes[message.reader].traits.generates:
-            self._chunks.note_load(message.reader, message.version)
-        self.say(m.Loaded(id=message.id, worker=self.name), span)
-        done()
+
+        def drop() -> None:
+            self.say(m.Loaded(id=message.id, worker=self.name), span)
+            done()
+
+        def use() -> None:
+            if not message.leader or self._world.nodes[message.reader].traits.generates:
+                self._chunks.note_load(message.reader, message.version)
+            drop()
+
+        lagged = self._world.groups.lagged
+        if lagged.governs(message.reader):
+            lagged.hold(message.reader, self.name, HeldVersion(message.version, use, drop))
+        else:
+            use()
 
     def _wake(self, message: m.Wake) -> None:
         self._world.devices.wake(self.name)

@@ -32,10 +32,12 @@ from engine.channels.contract import PeerLost
 from engine.keep.record.recorder import RowRecorder
 from engine.plan.plan import PlannedNode
 from engine.protocol import messages as m
+from engine.run.worker.chunk_reports import ChunkReports
 from engine.run.worker.chunk_rows import ChunksUnderWay, ChunkUnderWay
 from engine.run.worker.joined_inputs import JoinedInputs
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.newest_rows import NewestRows
+from engine.run.worker.rank_agreement import RankAgreement
 from engine.run.worker.replica_rows import ReplicaRows
 from engine.run.worker.rows import WorkerRows
 from engine.run.worker.short_memory import RanShort, ShortMemory
@@ -71,6 +73,8 @@ class KernelRuns:
         self.take_next: TakeNext = lambda passes: None
         self._joined_inputs = JoinedInputs(rows)
         self._replica_rows = ReplicaRows(worker, broadcast, rows.device)
+        self._reports = ChunkReports(worker, kernels, rows, recorder, self._replica_rows)
+        self.ranks = RankAgreement(worker, delivery, broadcast)
         self._memory = ShortMemory(worker, kernels)
         self._fetches_ahead = False
         self._is_running = False
@@ -126,14 +130,20 @@ class KernelRuns:
 
     def run(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Run a chunk, and those that join it. Raises PeerLost where its rows are gone."""
-        if self._replica_rows.is_taken(chunk):
+        node = self._kernels.nodes[chunk.node]
+        is_agreed = self.ranks.governs(node)
+        if self._replica_rows.is_taken(chunk) and not is_agreed:
             yield from self._run_as_rank(chunk)
             return
         if self._is_running:
             yield from self._run_within(chunk)
             return
-        node = self._kernels.nodes[chunk.node]
         first = self._begin(chunk, counted=self._lets_join(node))
+        if first is None:
+            yield self._reports.make_end(chunk)
+            return
+        if is_agreed:
+            yield from self.ranks.begin(node)
         self._memory.limit(node.name, chunk.limits)
         self._delivery.begins(node)
         self._is_running = True
@@ -149,7 +159,7 @@ class KernelRuns:
                 yield from self._carry_out_others(chunks, node)
             # The kernel has ended: a chunk that comes from now on begins a run of its own.
             self._let_nothing_join()
-            yield from self._end_all(chunks, node)
+            yield from self._reports.end_all(chunks, node)
         except RanShort as short:
             error = str(short)
         finally:
@@ -166,13 +176,15 @@ class KernelRuns:
     def _run_within(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Run a chunk of another node between two batches of the running one."""
         node = self._kernels.nodes[chunk.node]
-        chunks = ChunksUnderWay(self._begin(chunk, counted=False))
+        begun = self._begin(chunk, counted=False)
+        assert begun is not None  # only the lead of ranks runs a chunk within another
+        chunks = ChunksUnderWay(begun)
         self._memory.limit(node.name, chunk.limits)
         error = ""
         try:
             for batch_events in self._write(chunks, node):
                 yield from batch_events
-            yield from self._end_all(chunks, node)
+            yield from self._reports.end_all(chunks, node)
         except RanShort as short:
             error = str(short)
         if error:
@@ -217,12 +229,11 @@ class KernelRuns:
             session = self._kernels.sessions[chunk.node]
             session.reports()
             session.tombstones()
-        yield m.RankDone(id=chunk.id, node=chunk.node, worker=self._worker)
+        yield self._reports.make_end(chunk)
 
     def _lets_join(self, node: PlannedNode) -> bool:
         kernel = self._kernels[node.name]
-        is_alone = node.ranks == 1  # other ranks would let it join at another step
-        return node.lag >= 1 and is_alone and isinstance(kernel, Joinable) and kernel.joinable
+        return node.lag >= 1 and isinstance(kernel, Joinable) and kernel.joinable
 
     def _open(self, node: PlannedNode) -> None:
         """Let chunks join, also those that were told before."""
@@ -236,9 +247,16 @@ class KernelRuns:
             with self._lock:
                 self._in_parts = kernel
 
-    def _begin(self, chunk: m.RunChunk, *, counted: bool) -> ChunkUnderWay:
-        """A chunk with its rows. Raises PeerLost, KernelError."""
-        inputs = self._replica_rows.give(chunk, self._joined_inputs.take)
+    def _begin(self, chunk: m.RunChunk, *, counted: bool) -> ChunkUnderWay | None:
+        """A chunk with its rows; None where this is another rank than the lead, which has none.
+        Raises PeerLost, KernelError.
+        """
+        if self._replica_rows.is_taken(chunk):
+            inputs = self._replica_rows.take(chunk)
+            if inputs is None:
+                return None
+        else:
+            inputs = self._replica_rows.give(chunk, self._joined_inputs.take)
         self._kernels.aligned[chunk.node].require_inputs(chunk.keys, inputs)
         node = self._kernels.nodes[chunk.node]
         described = _describe(chunk, inputs)
@@ -267,13 +285,20 @@ class KernelRuns:
         """
         if not len(batch):
             during.note_rows(None)
-            yield from self._tell_watermark(chunks.oldest().message, batch)
-            yield from self._report_tombstones(chunks)
-            yield from self._end_over(chunks)
+            yield from self._reports.tell_watermark(chunks.oldest().message, batch)
+            yield from self._reports.report_tombstones(chunks)
+            yield from self._reports.end_over(chunks)
             return
         chunk = chunks.find(batch.keys)
         message, inputs = chunk.message, chunk.described.inputs
         self._kernels.aligned[message.node].require_made(message.keys, batch, inputs)
+        if self._replica_rows.is_taken(message):  # the lead keeps the rows, and tells of them
+            during.note_rows(None)
+            chunk.note_rows(batch.keys)
+            yield from self._reports.report_metrics(message)
+            yield from self._reports.report_tombstones(chunks)
+            yield from self._reports.end_over(chunks)
+            return
         ref = self._rows.keep(message.node, batch)
         during.note_rows(ref, task=message.id)
         if self._recorder is not None:
@@ -281,65 +306,12 @@ class KernelRuns:
         if self._newest is not None:
             self._newest.offer(message.node, batch)
         chunk.note_rows(batch.keys)
-        yield from self._report_metrics(message)
+        yield from self._reports.report_metrics(message)
         watermark = self._kernels.sessions[message.node].take_least_tokens()
         yield m.Produced(id=message.id, node=message.node, ref=ref, watermark=watermark)
         # At once: the other rows of a group need not wait for the end of the chunk.
-        yield from self._report_tombstones(chunks)
-        yield from self._end_over(chunks)
-
-    def _tell_watermark(self, chunk: m.RunChunk, batch: Batch) -> Iterator[m.Event]:
-        """Tell how long the rows of a chunk are at least, with a batch without rows."""
-        watermark = self._kernels.sessions[chunk.node].take_least_tokens()
-        if watermark:
-            ref = self._rows.keep(chunk.node, batch)
-            yield m.Produced(id=chunk.id, node=chunk.node, ref=ref, watermark=watermark)
-
-    def _report_tombstones(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
-        """Report the rows that were given up since the last call, and chunks that end by that."""
-        node = chunks.oldest().message.node
-        for row in self._kernels.sessions[node].tombstones():
-            chunk = chunks.find_given_up(row.key, row_only=row.row_only)
-            chunk.give_up(row.key, row_only=row.row_only)
-            yield m.Tombstoned(
-                id=chunk.message.id,
-                node=node,
-                key=row.key,
-                error=row.error,
-                failed=row.failed,
-                row_only=row.row_only,
-            )
-
-    def _report_metrics(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
-        """Report the chunk's metrics since the last call, unless it is a rerun."""
-        reports = self._kernels.sessions[chunk.node].reports()
-        if self._kernels.nodes[chunk.node].region == "evaluation":
-            # Else they would be averaged with those of other nodes under the same names.
-            reports = [
-                (f"evaluation/{chunk.node}/{name}", number, count)
-                for name, number, count in reports
-            ]
-        if reports and not chunk.again:
-            yield m.Reported(id=chunk.id, worker=self._worker, metrics=tuple(reports))
-
-    def _end_all(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[m.Event]:
-        """The run has ended, and with it all chunks."""
-        for chunk in chunks:
-            yield from self._report_metrics(chunk.message)
-            yield from self._report_tombstones(chunks)
-            yield from self._end(chunks, chunk)
-
-    def _end_over(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
-        """End the chunks of which all rows have come or were given up."""
-        for chunk in chunks:
-            if chunk.is_over:
-                yield from self._end(chunks, chunk)
-
-    def _end(self, chunks: ChunksUnderWay, chunk: ChunkUnderWay) -> Iterator[m.Event]:
-        chunks.remove(chunk)
-        if self._recorder is not None:
-            self._recorder.end(chunk.message, joined=chunk.joined)
-        yield m.ChunkDone(id=chunk.message.id, node=chunk.message.node)
+        yield from self._reports.report_tombstones(chunks)
+        yield from self._reports.end_over(chunks)
 
     # --- what comes meanwhile ---------------------------------------------------------------------
 
@@ -347,20 +319,55 @@ class KernelRuns:
         """Carry out what was told meanwhile, up to what has to wait for the end of the run."""
         if not self._open_to:
             return
-        while (instruction := self.take_next(self._passes)) is not None:
-            try:
-                if isinstance(instruction, m.RunChunk) and instruction.node == node.name:
-                    yield from self._join(chunks, instruction)
-                else:
-                    yield from self._carry_out(instruction)
-            except PeerLost as lost:
-                assert isinstance(instruction, m.Task)
-                yield m.FetchFailed(id=instruction.id, worker=self._worker, peer=lost.peer)
+        while True:
+            while (instruction := self.take_next(self._passes)) is not None:
+                yield from self._carry_out_other(chunks, instruction, node)
+            if not self.ranks.governs(node):
+                return
+            agreed = self.ranks.agree(node, self._find_next(node))
+            if agreed.taken is None:
+                break
+            yield from self._carry_out_other(chunks, agreed.taken, node)
+        if agreed.dropped is not None:
+            yield self._delivery.drop(agreed.dropped)
+        if agreed.waits:
+            self.interrupt()
+
+    def _find_next(self, node: PlannedNode) -> m.ToWorker | None:
+        """What was told next, if ranks take it up together and it can be here."""
+        told: list[m.ToWorker] = []
+
+        def look(instruction: m.ToWorker) -> bool:
+            told.append(instruction)
+            return False
+
+        self.take_next(look)
+        match told:
+            case [m.RunChunk() as chunk] if chunk.node == node.name:
+                return chunk if self._replica_rows.is_taken(chunk) or self._is_here(chunk) else None
+            case [m.Load() as load] if load.reader == node.name:
+                kernel: Any = self._kernels[node.name]
+                return load if kernel.interruptible else None
+        return None
+
+    def _carry_out_other(
+        self, chunks: ChunksUnderWay, instruction: m.ToWorker, node: PlannedNode
+    ) -> Iterator[m.Event]:
+        try:
+            if isinstance(instruction, m.RunChunk) and instruction.node == node.name:
+                yield from self._join(chunks, instruction)
+            else:
+                yield from self._carry_out(instruction)
+        except PeerLost as lost:
+            assert isinstance(instruction, m.Task)
+            yield m.FetchFailed(id=instruction.id, worker=self._worker, peer=lost.peer)
 
     def _passes(self, instruction: m.ToWorker) -> bool:
         """Whether the running node does not have to end before this is carried out."""
         running = self._kernels.nodes[self._open_to]
         match instruction:
+            case m.RunChunk() if self.ranks.governs(running) and instruction.giver:
+                return False  # only once all ranks are there
             case m.RunChunk() if instruction.node == running.name:
                 return self._is_here(instruction)
             case m.RunChunk() | m.Evaluate():
@@ -392,6 +399,9 @@ class KernelRuns:
     def _join(self, chunks: ChunksUnderWay, message: m.RunChunk) -> Iterator[m.Event]:
         """Let a chunk join the run."""
         chunk = self._begin(message, counted=True)
+        if chunk is None:
+            yield self._reports.make_end(message)
+            return
         kernel: Any = self._kernels[message.node]
         what = f"chunk {message.id}, {len(message.keys)} rows, joins"
         chunks.add(chunk)  # first, as it comes to nothing where memory runs out now
@@ -400,9 +410,9 @@ class KernelRuns:
             self._kernels.during(message.node, message.node, what, task=message.id),
         ):
             kernel.join(chunk.described)
-        yield from self._report_metrics(message)
-        yield from self._report_tombstones(chunks)
-        yield from self._end_over(chunks)
+        yield from self._reports.report_metrics(message)
+        yield from self._reports.report_tombstones(chunks)
+        yield from self._reports.end_over(chunks)
 
 
 def _describe(chunk: m.RunChunk, inputs: Mapping[str, Batch]) -> Chunk:

@@ -203,6 +203,11 @@ class Delivery:
         if fetched is not None and not message.leader:
             self._unprobed.append(message)
 
+    def drop(self, message: m.Load) -> m.Loaded:
+        """Answer a version that is not loaded, as a newer one will be."""
+        self._fetches.take(message)
+        return m.Loaded(id=message.id, worker=self._timing.worker)
+
     def settle(self) -> Iterator[m.Event]:
         """Probe the readers whose weights came from other Workers; nobody waits for this."""
         while self._unprobed:
@@ -280,7 +285,10 @@ class Delivery:
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""
         kernel = self._kernels[node.name]
-        takes = node.lag >= 1 and isinstance(kernel, Interruptible) and kernel.interruptible
+        # Several ranks agree on what they take, and when (rank_agreement.py).
+        is_alone = node.ranks == 1
+        takes = node.lag >= 1 and is_alone and isinstance(kernel, Interruptible)
+        takes = takes and kernel.interruptible
         with self._lock:
             self._open_to = node.name if takes else ""
 

@@ -57,6 +57,28 @@ class Inbox:
             del self._items[0]
             return first
 
+    def remove(self, item: Item) -> None:
+        """Take this one out, wherever it is."""
+        with self._changed:
+            self._items = [other for other in self._items if other is not item]
+
+    def wait_for(self, wanted: Callable[[ToWorker], bool]) -> Item | None:
+        """Wait for the first item that is wanted, or a request, which pass all others; None once
+        the inbox is closed.
+        """
+
+        def find() -> Item | None:
+            for item in self._items:
+                if isinstance(item, Request) or wanted(item):
+                    return item
+            return None
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or find() is not None)
+            item = None if self._closed else find()
+            self._items = [other for other in self._items if other is not item]
+            return item
+
     def has_weights(self) -> bool:
         """Whether weights wait here: later ones must not pass them."""
         with self._changed:

@@ -279,6 +279,7 @@ class WorkerProcess:
         )
         self._worker.timing.span = self._updates.span
         self._worker.runs.take_next = self._take_within
+        self._worker.runs.ranks.hear(self._take_out, self._wait_for)
         for event in self._worker.open():
             self._updates.event(event)
         # A run may end before the next heartbeat.
@@ -311,6 +312,20 @@ class WorkerProcess:
             self._updates.count_ended()  # the run itself has not ended
         elif self._updates.has_events:  # which would wait for the run's next rows
             self._flush()
+        return item
+
+    def _take_out(self, instruction: m.ToWorker) -> None:
+        """A run that goes on carries this out next."""
+        self._inbox.remove(instruction)
+        self._updates.count_ended()
+
+    def _wait_for(self, wanted: Callable[[m.ToWorker], bool]) -> m.ToWorker | None:
+        """Wait for an instruction that a run needs before it begins; None at the end."""
+        self._flush()
+        while isinstance(item := self._inbox.wait_for(wanted), control.Request):
+            self._reply(item)
+        if item is not None:
+            self._updates.count_ended()
         return item
 
     def _reply(self, request: control.Request) -> None:

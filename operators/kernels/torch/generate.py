@@ -38,6 +38,7 @@ from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import split_over_replica
 from operators.kernels.torch.static_memory import StaticMemory, find_static_memory
 from operators.kernels.torch.static_rule import decodes_statically
+from operators.kernels.torch.vocabulary_part import find_vocabulary_part
 
 
 class TorchGenerate(Generating, Limited, Sleeper, Probeable):
@@ -64,7 +65,10 @@ class TorchGenerate(Generating, Limited, Sleeper, Probeable):
         self._device = next(self._module.parameters()).device
         self._ranks: RankTokens | None = None
         if is_split:
-            self._ranks = RankTokens(session.group, session.rank, self._device)
+            part = find_vocabulary_part(self._module)
+            self._ranks = RankTokens(
+                session.group, session.rank, self._device, part, super()._was_interrupted
+            )
         # Over all chunks: graphs are captured once. None: each chunk's keys are its own.
         self._static: StaticMemory | None = None
         if decodes_statically(self._module):
@@ -81,6 +85,10 @@ class TorchGenerate(Generating, Limited, Sleeper, Probeable):
         if torch.get_num_threads() != self._layout.threads:
             torch.set_num_threads(self._layout.threads)
         yield from super().run(chunk)
+
+    def _was_interrupted(self) -> bool:
+        """As of Generating; of several ranks, whether the first one was."""
+        return super()._was_interrupted() if self._ranks is None else self._ranks.take_stop()
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
         """Copy these weights, or move towards them; no pieces if the shared module has them. Raises

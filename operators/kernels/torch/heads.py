@@ -1,13 +1,13 @@
 """Heads: a model's numbers at the packed tokens of some rows.
 
 Owns: log-probs, entropy, values and scores from one forward over a prefix tree, computed only
-where something is predicted. Does not own: the tree (packing.py), the losses.
+where something is predicted. Does not own: the tree (packing.py), what is read of logits
+(logit_reading.py), the losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,32 +18,18 @@ from torch.utils.checkpoint import checkpoint
 
 from operators.kernels.tensors import to_index_tensor, widen
 from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
+from operators.kernels.torch.logit_reading import LogitReading, Predictions, read_logits
 from operators.kernels.torch.packed_pass import PackedPass
 from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.scalar import scalar_head
 from operators.kernels.torch.temperatures import Temperature
+from operators.kernels.torch.vocabulary_part import find_vocabulary_part
 
 CHUNK = 1 << 26
 """The most logits held at once, with or without gradient: 256 MB in float32."""
 
 _SHAPERS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings that change logits after the head; such logits come from the module's own forward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Predictions:
-    """What a model predicts of the written tokens.
-
-    logprobs float32 [tokens]. entropy [tokens]: of the distribution of each. at_ids [tokens, ids]:
-    log-probs of the ids asked for. top_ids int64, top_logprobs [tokens, k]: the most likely tokens,
-    best first.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor | None = None
-    at_ids: Tensor | None = None
-    top_ids: Tensor | None = None
-    top_logprobs: Tensor | None = None
 
 
 def predictions(
@@ -62,20 +48,23 @@ def predictions(
     this layout; None: by the path that the rule chooses (dataflow/attention_paths.py).
 
     Logits are computed once for each distinct prefix and temperature; if they exceed CHUNK, in
-    chunks that the backward pass computes again.
+    chunks that the backward pass computes again. Of tensor ranks each has some columns of them, if
+    the head is split (vocabulary_part.py).
     """
     keep, which, scale = _find_distinct(packed.source, temperature)
     config: Any = module.config
     device = written.device
     if not isinstance(scale, float):
         scale = torch.from_numpy(scale).to(device)
-    reading = _Reading(temperature=scale, entropy=entropy, top_k=top_k)
+    part = find_vocabulary_part(module)
+    columns = config.vocab_size if part is None else part.size
+    reading = LogitReading(temperature=scale, entropy=entropy, top_k=top_k, part=part)
     shapes_logits = any(getattr(config, name, None) for name in _SHAPERS)
     inputs = _make_inputs(packed, device, attention_pass)
-    if shapes_logits or len(keep) * config.vocab_size <= CHUNK:
+    if shapes_logits or len(keep) * columns <= CHUNK:
         logits = forward(module, *inputs, to_index_tensor(keep, device))
-        return _read(logits, to_index_tensor(which, device), written, ids, reading)
-    rows = max(1, CHUNK // config.vocab_size)
+        return read_logits(logits, to_index_tensor(which, device), written, ids, reading)
+    rows = max(1, CHUNK // columns)
     return _read_in_chunks(module, inputs, keep, which, written, ids, reading, rows)
 
 
@@ -95,31 +84,6 @@ def _make_inputs(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """What is computed of each token besides its log-prob, and at which temperature: of all, or of
-    each row of logits.
-    """
-
-    temperature: float | Tensor
-    entropy: bool
-    top_k: int
-
-    def of_rows(self, rows: slice) -> _Reading:
-        """The reading of some rows of logits."""
-        if not isinstance(self.temperature, Tensor):
-            return self
-        return replace(self, temperature=self.temperature[rows])
-
-    def scale(self, logits: Tensor) -> Tensor:
-        """Divide logits by the temperature, as float32."""
-        if isinstance(self.temperature, Tensor):
-            return widen(logits) / self.temperature[:, None]
-        if self.temperature == 1.0:
-            return widen(logits)
-        return widen(logits) / self.temperature
-
-
 def _find_distinct(
     source: np.ndarray, temperature: Temperature
 ) -> tuple[np.ndarray, np.ndarray, Temperature]:
@@ -134,26 +98,6 @@ def _find_distinct(
     return pairs // len(scales), which, scales[pairs % len(scales)]
 
 
-def _read(
-    logits: Tensor, which: Tensor, written: Tensor, ids: Tensor | None, reading: _Reading
-) -> Predictions:
-    """Read logits [kept, vocabulary]; token i reads row which[i]."""
-    scaled = reading.scale(logits)
-    total = scaled.logsumexp(dim=-1)
-    predicted = Predictions(logprobs=scaled[which, written] - total[which])
-    if reading.entropy:
-        expected = (scaled.softmax(dim=-1) * scaled).sum(dim=-1)
-        predicted = replace(predicted, entropy=(total - expected)[which])
-    if ids is not None:
-        at_ids = scaled[which[:, None], ids] - total[which, None]
-        predicted = replace(predicted, at_ids=at_ids)
-    if reading.top_k:
-        best, tokens = scaled.topk(reading.top_k, dim=-1)
-        top_logprobs = (best - total[:, None])[which]
-        predicted = replace(predicted, top_ids=tokens[which], top_logprobs=top_logprobs)
-    return predicted
-
-
 def _read_in_chunks(
     module: nn.Module,
     inputs: ModuleInputs,
@@ -161,10 +105,10 @@ def _read_in_chunks(
     which: np.ndarray,
     written: Tensor,
     ids: Tensor | None,
-    reading: _Reading,
+    reading: LogitReading,
     rows: int,
 ) -> Predictions:
-    """Like `_read`, with `rows` rows of logits at a time."""
+    """Like `read_logits`, with `rows` rows of logits at a time."""
     device = written.device
     all_states = compute_hidden(module, *inputs)
     states = all_states.index_select(0, to_index_tensor(keep, device))
@@ -209,10 +153,10 @@ def _read_chunk(
     which: Tensor,
     written: Tensor,
     ids: Tensor | None,
-    reading: _Reading,
+    reading: LogitReading,
 ) -> list[Tensor | None]:
-    """`_read` of some states, as checkpoint calls it: a list of tensors."""
-    read = _read(head(states), which, written, ids, reading)
+    """`read_logits` of some states, as checkpoint calls it: a list of tensors."""
+    read = read_logits(head(states), which, written, ids, reading)
     return [read.logprobs, read.entropy, read.at_ids, read.top_ids, read.top_logprobs]
 
 

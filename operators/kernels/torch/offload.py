@@ -45,16 +45,12 @@ def cut_buckets(sizes: Sequence[int], most: int) -> Iterator[range]:
         yield range(first, len(sizes))
 
 
-def count_elements(weight: Tensor) -> int:
-    """Count the elements that a rank has of a weight, the same on all ranks: where parts are not
-    equal, those of the largest.
-    """
+def count_largest_part(weight: Tensor) -> int:
+    """Count the elements of a weight's largest part on a rank: the same on all ranks."""
     if not isinstance(weight, DTensor):
         return weight.numel()
-    parts = 1
-    for size, placement in zip(weight.device_mesh.shape, weight.placements, strict=True):
-        if not placement.is_replicate():
-            parts *= size
+    sizes = zip(weight.device_mesh.shape, weight.placements, strict=True)
+    parts = math.prod(ranks for ranks, placement in sizes if not placement.is_replicate())
     return math.ceil(weight.numel() / parts)
 
 

@@ -26,7 +26,7 @@ from operators.kernels.tensors import widen
 from operators.kernels.torch.adam_bucket import AdamBucket, Master
 from operators.kernels.torch.offload import (
     BUCKET,
-    count_elements,
+    count_largest_part,
     cut_buckets,
     has_own_memory,
     wait_for_host,
@@ -134,9 +134,8 @@ class Optimizer:
         """Cut the masters into parts that are updated one after another; into one if none waits."""
         cuts = [range(len(self._all_masters))]
         if offload:
-            # Of the weights: ranks gather the state of one bucket after another, so all have to cut
-            # alike, however unequal their parts are.
-            sizes = [count_elements(weight) for weight in self._weights]
+            # Ranks may have parts of unequal sizes, and go through the buckets together.
+            sizes = [count_largest_part(weight) for weight in self._weights]
             cuts = list(cut_buckets(sizes, BUCKET))
         for cut in cuts:
             yield AdamBucket(self._all_masters[cut.start : cut.stop], cut.start, settings)

@@ -68,7 +68,7 @@ class SharedStep:
         self._written, self._counts = written, counts
         self._rows = TaskRows(task)
         self._ranks = ranks
-        predicts = ranks is None or ranks.draws
+        predicts = ranks is None or ranks.predicts
         self._feeder = Feeder(module, task, self._rows, predicts=predicts)
         self.slots = min(task.slots, len(self._rows))
         self._cache = Cache(prefix=self._feeder.prefix)

@@ -2,13 +2,13 @@
 
 Owns: which matrices are split (transformers' plan for the architecture), and the gradients and
 norms of split weights. Does not own: who is in the mesh, sums over data-parallel ranks
-(parallel.py), the product of a split matrix (split_linear.py), attention (attention.py, which works
-with any number of heads).
+(parallel.py), the product of a split matrix (split_linear.py), the tables of the vocabulary
+(vocabulary_part.py), attention (attention.py, which works with any number of heads).
 
 In each layer a rank has some of the heads and some of the MLP's columns. The results are summed
 over the ranks after the output and the down projection, and the input gradients of the other
 matrices in the backward (Megatron-LM, arXiv:1909.08053, section 3). So all hidden states, and the
-gradients of embeddings, norms and head, which every rank has whole, are the same on all ranks.
+gradients of norms, and of tables that every rank has whole, are the same on all ranks.
 Norms within attention (Qwen3) are whole, too, but see only a rank's own heads: their gradients are
 summed.
 
@@ -34,11 +34,12 @@ from dataflow.errors import KernelError
 from dataflow.kernel import Session
 from operators.kernels.torch.parallel import TENSOR, gather_whole, part_like
 from operators.kernels.torch.split_linear import COLUMNS, ROWS, split_linear
+from operators.kernels.torch.vocabulary_part import split_vocabulary
 
 _STYLES = (COLUMNS, ROWS)
 _SUMMED = "replicated_with_grad_allreduce"
 _WHOLE = "embedding_rowwise"
-"""The embeddings', in plans of transformers up to 5.19: every rank has them whole here."""
+"""The embeddings', in plans of transformers up to 5.19: they are split with the head here."""
 
 
 def split_over_replica(module: nn.Module, session: Session, node: str) -> None:
@@ -86,6 +87,7 @@ class Slices:
         for path in _column_blocks(styles):
             block = backbone.get_submodule(path)
             block.register_forward_pre_hook(_make_reading_hook(mesh), with_kwargs=True)
+        split_vocabulary(module, mesh)
         self._group = mesh.get_group()
         self._ranks = mesh.size()
         self._all_ranks = self._group
