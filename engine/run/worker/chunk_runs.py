@@ -254,6 +254,7 @@ class KernelRuns:
             during = self._kernels.during(node.name, node.name, what, task=oldest.id)
             with self._memory.computing(node.name), during.making():
                 batch = next(rows, None)
+            chunks.note_seconds(during.seconds)
             if batch is None:
                 during.note_rows(None)
                 break
@@ -339,7 +340,7 @@ class KernelRuns:
         chunks.remove(chunk)
         if self._recorder is not None:
             self._recorder.end(chunk.message, joined=chunk.joined)
-        yield m.ChunkDone(id=chunk.message.id, node=chunk.message.node)
+        yield m.ChunkDone(id=chunk.message.id, node=chunk.message.node, seconds=chunk.seconds_alone)
 
     # --- what comes meanwhile ---------------------------------------------------------------------
 
