@@ -57,17 +57,17 @@ def split_by_load(weights: np.ndarray | Sequence[int], loads: Sequence[int]) -> 
     (longest processing time on machines of unlike speed; Gonzalez, Ibarra and Sahni 1977). Raises
     ValueError for negative weights, and without a load above 0.
     """
-    items = np.asarray(weights, dtype=np.int64)
+    weight_of = np.asarray(weights, dtype=np.int64)
     parts = [index for index, load in enumerate(loads) if load > 0]
-    if not parts or min(loads) < 0 or (items < 0).any():
+    if not parts or min(loads) < 0 or (weight_of < 0).any():
         raise ValueError(
             f"expected loads from 0, one above it, and weights >= 0, found loads {tuple(loads)} and"
-            f" {items.min(initial=0)}"
+            f" {weight_of.min(initial=0)}"
         )
-    part = np.zeros(len(items), dtype=np.int64)
+    part = np.zeros(len(weight_of), dtype=np.int64)
     sums = dict.fromkeys(parts, 0)
-    for item in np.argsort(-items, kind="stable").tolist():
-        weight = int(items[item])
+    for item in np.argsort(-weight_of, kind="stable").tolist():
+        weight = int(weight_of[item])
         # As a fraction, so that equal ones are equal on every machine.
         index = min(parts, key=lambda each: Fraction(sums[each] + weight, loads[each]))
         part[item] = index

@@ -31,7 +31,7 @@ class NodeChunk:
     """How much each row is expected to take, likewise; None where nobody says."""
     replica: str = ""
     """The lead for which it was cut, where loads are unlike; another takes it if that is gone."""
-    made: int = 0
+    written: int = 0
     """Tokens of the rows that have come of it, and one more for each row."""
     step: int = 0
     again: bool = False

@@ -325,7 +325,7 @@ class Coordinator:
         chunk = asked.chunk
         assert chunk is not None
         chunk.watermark = max(chunk.watermark, event.watermark)
-        chunk.made += int(event.ref.lengths.sum()) + len(event.ref.keys)
+        chunk.written += int(event.ref.lengths.sum()) + len(event.ref.keys)
         self._relayouts.note_rows(event.node, event.ref)
         number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
         self._dispatch.note_rows(chunk, number, event.ref)

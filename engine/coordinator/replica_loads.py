@@ -56,9 +56,9 @@ class ReplicaLoads:
     def note_end(self, chunk: NodeChunk, worker: str, seconds: float) -> None:
         """A replica has ended a chunk in so many seconds; 0: nobody has measured it."""
         measured = self._seconds.get(chunk.node.name)
-        if measured is None or seconds <= 0 or chunk.made <= 0:
+        if measured is None or seconds <= 0 or chunk.written <= 0:
             return
-        of_token = seconds / chunk.made
+        of_token = seconds / chunk.written
         before = measured.get(worker, of_token)
         measured[worker] = before + SMOOTHING * (of_token - before)
 

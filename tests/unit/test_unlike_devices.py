@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from dataflow.batch import Keys
 from dataflow.graph import Graph
 from engine.coordinator.balance import split_by_load, sum_by_part
+from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.replica_loads import ReplicaLoads
 from engine.coordinator.tables import split_by_loads
+from engine.coordinator.task_ledger import Outstanding
 from engine.plan.cluster import Host, with_first
 from engine.plan.cost.distribution import constant_length
 from engine.plan.costs import plan_costs
@@ -206,9 +209,24 @@ def test_by_measured_seconds_the_faster_one_gets_more_step_by_step() -> None:
     assert {step["g0"] for step in unmeasured} == {4 * PROMPTS}
 
 
+def told_worker(plan: Plan, gone: str) -> str:
+    """Who is told a chunk that was cut for g1, while one Worker is gone."""
+    dispatch = Dispatch(plan, Blocks(), Outstanding(), ())
+    chunk = NodeChunk(plan.node("reference"), Keys.of([0]), {})
+    chunk.replica = "g1"
+    dispatch.add(chunk, 1)
+    (task,) = dispatch.tell(lambda node, worker: worker != gone)
+    return task.worker
+
+
+def test_another_takes_the_chunk_of_a_replica_that_is_gone() -> None:
+    plan = plan_replicas(2)
+    assert (told_worker(plan, gone=""), told_worker(plan, gone="g1")) == ("g1", "g0")
+
+
 def make_chunk(node: PlannedNode, tokens: int) -> NodeChunk:
     chunk = NodeChunk(node, Keys.of([0]), {})
-    chunk.made = tokens
+    chunk.written = tokens
     return chunk
 
 
