@@ -5,8 +5,8 @@
                 for a token, as measured, times what it gets are the same
 
 Owns: seconds of a token of each replica, and what follows from them. Does not own: the cut
-(tables.py, units.py), who runs which chunk (dispatch.py), the division (engine/plan/search/
-equal_finish.py).
+(tables.py, units.py), who runs which chunk (dispatch.py), the plan's division
+(engine/plan/passes/loads.py).
 
 Of the same events the same loads follow; but times differ from run to run, and with other chunks
 the last bits of a batched product do. So nothing is measured unless that was asked for. What a row
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from engine.coordinator.chunk import NodeChunk
 from engine.plan.plan import Plan, PlannedNode
-from engine.plan.search.equal_finish import divide_by_rate
+from engine.plan.replica_ranges import elastic_nodes
 
 FindLoads = Callable[[PlannedNode], tuple[int, ...]]
 """As `ReplicaLoads.of_chunks`."""
@@ -28,7 +28,7 @@ SMOOTHING = 0.5
 relayout_policy.py, more of it, as a chunk is a whole Step's rows.
 """
 _UNITS = 1000
-"""In so many parts is what there is to do divided."""
+"""The load of the fastest."""
 
 
 class ReplicaLoads:
@@ -37,8 +37,9 @@ class ReplicaLoads:
     def __init__(self, plan: Plan, *, measures: bool = False) -> None:
         self._seconds: dict[str, dict[str, float]] = {}
         """Node -> lead -> seconds of a token, measured."""
+        elastic_names = {node.name for node in elastic_nodes(plan)}
         for node in plan.nodes:
-            if measures and _divides(node):
+            if measures and _divides(node) and node.name not in elastic_names:
                 self._seconds[node.name] = {}
 
     def of_chunks(self, node: PlannedNode) -> tuple[int, ...]:
@@ -48,10 +49,11 @@ class ReplicaLoads:
         seconds = self._seconds.get(node.name, {})
         if len(seconds) < len(node.leads):
             return node.chunk_loads
-        loads = divide_by_rate([seconds[lead] for lead in node.leads], _UNITS)
+        fastest = min(seconds.values())
+        # All end together where loads are as rates. Who got nothing would never be measured again.
+        loads = [max(1, round(_UNITS * fastest / seconds[lead])) for lead in node.leads]
         times = node.chunks // len(loads)
-        # Who gets nothing would never be measured again.
-        return tuple(max(1, load) for load in loads for _ in range(times))
+        return tuple(load for load in loads for _ in range(times))
 
     def note_end(self, chunk: NodeChunk, worker: str, seconds: float) -> None:
         """A replica has ended a chunk in so many seconds; 0: nobody has measured it."""
@@ -64,7 +66,7 @@ class ReplicaLoads:
 
 
 def _divides(node: PlannedNode) -> bool:
-    """Whether the chunks of a node are cut for its replicas, which do not come and go."""
+    """Whether the chunks of a node can be cut for its replicas."""
     count = len(node.leads)
     is_cut = node.work != "train" and node.scope != "batch" and not node.binds_late
     return is_cut and count > 1 and node.chunks % count == 0

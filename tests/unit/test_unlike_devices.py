@@ -247,7 +247,7 @@ def test_what_is_measured_counts_once_all_are_and_the_same_reports_give_the_same
     assert first == pytest.approx(second / 3, rel=0.01)
     assert measured_loads(plan, reports) == (first, second)
     # A replica that has become ten times as slow has less, and never nothing.
-    assert 0 < measured_loads(plan, [*reports, *[("g0", 3e4)] * 20])[0] < first
+    assert measured_loads(plan, [*reports, *[("g0", 3e4)] * 20]) == (1, 1000)
 
 
 @given(
