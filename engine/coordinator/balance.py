@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -45,6 +46,33 @@ def split_evenly(
     # The first of equal ones, so that the split depends on nothing else.
     splits = [_merge_parts(items, order, parts, equal_counts), greedy]
     return min(splits, key=lambda part: int(sum_by_part(items, part, parts).max()))
+
+
+def split_by_load(weights: np.ndarray | Sequence[int], loads: Sequence[int]) -> np.ndarray:
+    """int64 [items]: the part of each item, so that each part's weight is about in proportion to
+    its load.
+
+    loads: of each part, from 0; one without has no item. By one rule, as `split_longest_first`: the
+    heaviest item left goes where the part with it is least for its load, of equal ones to the first
+    (longest processing time on machines of unlike speed; Gonzalez, Ibarra and Sahni 1977). Raises
+    ValueError for negative weights, and without a load above 0.
+    """
+    weight_of = np.asarray(weights, dtype=np.int64)
+    parts = [index for index, load in enumerate(loads) if load > 0]
+    if not parts or min(loads) < 0 or (weight_of < 0).any():
+        raise ValueError(
+            f"expected loads from 0, one above it, and weights >= 0, found loads {tuple(loads)} and"
+            f" {weight_of.min(initial=0)}"
+        )
+    part = np.zeros(len(weight_of), dtype=np.int64)
+    sums = dict.fromkeys(parts, 0)
+    for item in np.argsort(-weight_of, kind="stable").tolist():
+        weight = int(weight_of[item])
+        # As a fraction, so that equal ones are equal on every machine.
+        index = min(parts, key=lambda each: Fraction(sums[each] + weight, loads[each]))
+        part[item] = index
+        sums[index] += weight
+    return part
 
 
 def sum_by_part(weights: np.ndarray, part: np.ndarray, parts: int) -> np.ndarray:

@@ -29,6 +29,10 @@ class NodeChunk:
     """Which samples of each row, as in `dataflow.kernel.Chunk`; None: all."""
     weights: np.ndarray | None = None
     """How much each row is expected to take, likewise; None where nobody says."""
+    replica: str = ""
+    """The lead for which it was cut, where loads are unlike; another takes it if that is gone."""
+    written: int = 0
+    """Tokens of the rows that have come of it, and one more for each row."""
     step: int = 0
     again: bool = False
     """Whether it may be run again."""

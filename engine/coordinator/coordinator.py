@@ -325,6 +325,7 @@ class Coordinator:
         chunk = asked.chunk
         assert chunk is not None
         chunk.watermark = max(chunk.watermark, event.watermark)
+        chunk.written += int(event.ref.lengths.sum()) + len(event.ref.keys)
         self._relayouts.note_rows(event.node, event.ref)
         number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
         self._dispatch.note_rows(chunk, number, event.ref)
@@ -347,6 +348,7 @@ class Coordinator:
         if not asked.wanted or chunk.closed:
             return
         chunk.closed = True
+        self.sources.loads.note_end(chunk, asked.task.worker, event.seconds)
         missing = self._regions[chunk.node.region].close_chunk(chunk)
         if missing is not None:
             problem = "its kernel ended a chunk without row (position, sample, attempt)"

@@ -125,7 +125,7 @@ class Dispatch:
         self._news = False
         full_nodes: set[str] = set()
         while (chunk := self._parked.first(but=full_nodes)) is not None:
-            worker = self._idlest_of(chunk.node, able)
+            worker = self._find_replica(chunk, able)
             if worker is None:
                 full_nodes.add(chunk.node.name)
             else:
@@ -140,7 +140,7 @@ class Dispatch:
         while chunks:
             chunk = chunks.popleft()
             is_readable = self.there(chunk.holds)
-            worker = self._idlest_of(chunk.node, able) if is_readable else None
+            worker = self._find_replica(chunk, able) if is_readable else None
             if worker is None:
                 waiting.append(chunk)
             else:
@@ -152,7 +152,13 @@ class Dispatch:
         self._news = True
         return tasks
 
-    def _idlest_of(self, node: PlannedNode, able: Callable[[PlannedNode, str], bool]) -> str | None:
+    def _find_replica(
+        self, chunk: NodeChunk, able: Callable[[PlannedNode, str], bool]
+    ) -> str | None:
+        """The one for which the chunk was cut, if that is able; else the idlest one that is."""
+        node = chunk.node
+        if chunk.replica and able(node, chunk.replica):
+            return chunk.replica
         if node.name not in self._elastic:
             return self._idlest.choose(node.name, lambda worker: able(node, worker))
         has = self._outstanding.under_way

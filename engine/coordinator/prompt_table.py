@@ -35,6 +35,7 @@ from engine.coordinator.prompts import (
     PromptStates,
 )
 from engine.coordinator.readiness import Readiness
+from engine.coordinator.replica_loads import FindLoads, planned_loads
 from engine.coordinator.streamed_groups import StreamedGroups, first_generations
 from engine.coordinator.tables import (
     ABSENT,
@@ -59,7 +60,12 @@ class PromptTable:
     """
 
     def __init__(
-        self, source: str, nodes: Sequence[PlannedNode], cut: Sequence[str], blocks: Blocks
+        self,
+        source: str,
+        nodes: Sequence[PlannedNode],
+        cut: Sequence[str],
+        blocks: Blocks,
+        loads: FindLoads = planned_loads,
     ) -> None:
         self.source = source
         self.nodes = tuple(nodes)
@@ -68,7 +74,7 @@ class PromptTable:
         self.prompts = PromptStates()
         self._tables = {n.name: RowTable(n.rows, FIRST_SLOTS) for n in self.nodes}
         self._slots = FIRST_SLOTS
-        self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks)
+        self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks, loads)
         self.pools = tuple(self._readiness.pools.values())
         """Of the nodes whose rows are bound late."""
         self._parts = parts_of_concats(self.nodes)
@@ -436,14 +442,4 @@ class PromptTable:
 
     def waiting(self) -> list[str]:
         """For the watchdog: which node waits for whose rows, in words."""
-        lines = []
-        slots = self.prompts.slots(RUNNING)
-        for node in self.nodes:
-            missing = self._tables[node.name].state[slots] == PENDING
-            if missing.any():
-                gates = ", ".join(node.gates) or "its data"
-                first = int(self.prompts.position[slots[missing.any(axis=1)][0]])
-                count = int(missing.sum())
-                what = f"{count} rows have not come (first: prompt {first})"
-                lines.append(f"{node.name}: {what}; it reads {gates}")
-        return lines
+        return self._readiness.waiting()

@@ -188,18 +188,18 @@ class RankGroups:
             if name not in keys_of:
                 continue
             gathers = {i.name: message.inputs[i.name] for i in inputs if i.name in message.inputs}
-            share = self._split(keys_of[name], gathers, count)
+            share = self._split(keys_of[name], gathers, group)
             rows_by_share[name] = group_indices(share, count)
         return rows_by_share
 
     def _split(
-        self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], count: int
+        self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], group: PlannedNode
     ) -> np.ndarray:
         """int64 [rows]: the share of each row."""
         tokens = np.zeros(len(keys), dtype=np.int64)
         for gather in _gathers(inputs):
             np.maximum(tokens, self._tokens(gather), out=tokens)
-        return shares(keys.position, tokens, count)
+        return shares(keys.position, tokens, len(group.shares), group.loads)
 
     def _tokens(self, gather: Gather) -> np.ndarray:
         """int64 [rows]: tokens of each row that is gathered; 0 in a block that nobody weighed."""

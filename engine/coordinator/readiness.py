@@ -20,6 +20,7 @@ from engine.coordinator.concat_rows import joined_state
 from engine.coordinator.lost_rows import lengthen
 from engine.coordinator.prompts import FIRST_SLOTS, NO_PART, RUNNING, PromptStates
 from engine.coordinator.reduced_rows import reduced_state, uppers
+from engine.coordinator.replica_loads import FindLoads, lead_of_chunk, planned_loads
 from engine.coordinator.tables import (
     ABSENT,
     PENDING,
@@ -27,11 +28,12 @@ from engine.coordinator.tables import (
     RowTable,
     input_state,
     read_by,
+    split_by_loads,
     split_by_prompt,
     states_in,
 )
 from engine.coordinator.unit_pool import UnitPool, WaitingUnit
-from engine.coordinator.units import NodeUnits, cut_by_weight, whole_weights
+from engine.coordinator.units import NodeUnits, cut_by_loads, cut_by_weight, whole_weights
 from engine.plan.plan import PlannedNode
 
 
@@ -44,8 +46,10 @@ class Readiness:
         prompts: PromptStates,
         tables: Mapping[str, RowTable],
         blocks: Blocks,
+        loads: FindLoads = planned_loads,
     ) -> None:
         self._nodes = nodes
+        self._loads = loads
         self._prompts = prompts
         self._tables = tables
         self._blocks = blocks
@@ -192,6 +196,20 @@ class Readiness:
         """Whether `pump` may find anything."""
         return bool(self._touched)
 
+    def waiting(self) -> list[str]:
+        """For the watchdog: which node waits for whose rows, in words."""
+        lines = []
+        slots = self._prompts.slots(RUNNING)
+        for node in self._nodes:
+            missing = self._tables[node.name].state[slots] == PENDING
+            if missing.any():
+                gates = ", ".join(node.gates) or "its data"
+                first = int(self._prompts.position[slots[missing.any(axis=1)][0]])
+                count = int(missing.sum())
+                what = f"{count} rows have not come (first: prompt {first})"
+                lines.append(f"{node.name}: {what}; it reads {gates}")
+        return lines
+
     def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
         """The chunks of a node that can begin, now that rows of these prompts are decided."""
         state = self._input_state(node, slots)
@@ -287,10 +305,25 @@ class Readiness:
             yield from self._cut_by_weight(node, at, units)
         elif node.chunks == 1:
             yield self._chunk(node, at, units)
+        elif loads := self._loads(node):
+            tokens = self._tokens(node, at, units)
+            for number, rows in enumerate(
+                split_by_loads(self._prompts.position[at], tokens, loads)
+            ):
+                yield from self._chunk_of_replica(node, number, len(loads), at[rows], units[rows])
         else:
             tokens = self._tokens(node, at, units)
             for rows in split_by_prompt(self._prompts.position[at], tokens, node.chunks):
                 yield self._chunk(node, at[rows], units[rows])
+
+    def _chunk_of_replica(
+        self, node: PlannedNode, number: int, chunks: int, at: np.ndarray, units: np.ndarray
+    ) -> Iterator[NodeChunk]:
+        """The chunk that was cut for one replica, if it has a unit."""
+        if len(at):
+            chunk = self._chunk(node, at, units)
+            chunk.replica = lead_of_chunk(node, number, chunks)
+            yield chunk
 
     def _wait_for_slots(self, node: PlannedNode, at: np.ndarray, units: np.ndarray) -> None:
         """Put these units into the pool."""
@@ -312,11 +345,18 @@ class Readiness:
             of_rows = self._tokens(node, at, units) + 1
         weights = of_rows * of_node.sizes_of(units)
         row = self._prompts.position[at] * node.inner + samples
-        cut = cut_by_weight(weights, row, node.chunks, node.tail, node.tail_chunks)
-        for mine in cut:
+        loads = () if node.tail else self._loads(node)
+        if loads:
+            cut = cut_by_loads(weights, row, loads)
+        else:
+            cut = cut_by_weight(weights, row, node.chunks, node.tail, node.tail_chunks)
+        for number, mine in enumerate(cut):
             if node.name in self._weighed_by:  # else by key, as in every other chunk
                 mine = mine[np.lexsort((mine, -of_rows[mine]))]
-            yield self._chunk(node, at[mine], units[mine])
+            if loads:
+                yield from self._chunk_of_replica(node, number, len(loads), at[mine], units[mine])
+            else:
+                yield self._chunk(node, at[mine], units[mine])
 
     def _tokens(self, node: PlannedNode, at: np.ndarray, units: np.ndarray) -> np.ndarray:
         """int64: the tokens that are known of each unit's input row."""

@@ -38,7 +38,8 @@ class Settings:
     ever. grace: seconds that a replica has to leave (replicas.py). parts: by source, those into
     which groups were cut as they came, which a Step that is repeated has again. relayout: decides
     when the run goes on with another layout; of all its attempts the same. limits: of nodes whose
-    memory ran out in an earlier attempt.
+    memory ran out in an earlier attempt. measures_loads: whether what replicas took decides how
+    much each gets (replica_loads.py).
     """
 
     steps: int | None = None
@@ -53,6 +54,7 @@ class Settings:
     parts: Mapping[str, RecordedParts] = field(default_factory=dict)
     relayout: RelayoutPolicy | None = None
     limits: Mapping[str, MemoryLimits] = field(default_factory=dict)
+    measures_loads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.part_cut import make_cut
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
+from engine.coordinator.replica_loads import FindLoads, ReplicaLoads
 from engine.coordinator.run_settings import RecordedParts, Restored, Settings
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_source import PlannedSource
@@ -39,9 +40,11 @@ class Sources:
         trained = (n.name for n in plan.nodes if any(use.trained for use in n.states))
         self._trained = frozenset(trained)
         """Nodes whose rows change with the weights."""
+        self.loads = ReplicaLoads(plan, measures=settings.measures_loads)
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
         self.tables = {
-            s.name: _table(plan, s, blocks, settings.parts.get(s.name, {})) for s in plan.sources
+            s.name: _table(plan, s, blocks, settings.parts.get(s.name, {}), self.loads.of_chunks)
+            for s in plan.sources
         }
         self.admissions = {
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
@@ -283,7 +286,11 @@ class Sources:
 
 
 def _table(
-    plan: Plan, source: PlannedSource, blocks: Blocks, recorded: RecordedParts
+    plan: Plan,
+    source: PlannedSource,
+    blocks: Blocks,
+    recorded: RecordedParts,
+    loads: FindLoads,
 ) -> PromptTable:
     nodes = [n for n in plan.nodes if n.region == "stream" and n.source == source.name]
     above = {n.name for n in nodes}
@@ -291,7 +298,7 @@ def _table(
     for node in plan.nodes:
         if node.region == "step":
             cut += [gate for gate in node.gates if gate in above]
-    table = PromptTable(source.name, nodes, cut, blocks)
+    table = PromptTable(source.name, nodes, cut, blocks, loads)
     if source.stream != "off":
         table.stream_groups(partial(make_cut, source.stream, source.part_tokens, recorded))
     return table

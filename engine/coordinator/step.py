@@ -15,7 +15,8 @@ from engine.coordinator.blocks import Blocks, Reading
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.concat_rows import keys_beside, shift_samples
 from engine.coordinator.prompt_table import PromptTable
-from engine.coordinator.tables import StepRows, split_by_prompt
+from engine.coordinator.replica_loads import FindLoads, lead_of_chunk, planned_loads
+from engine.coordinator.tables import StepRows, split_by_loads, split_by_prompt
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.protocol.refs import Key, Ref
@@ -36,8 +37,10 @@ class StepRun:
         tables: Mapping[str, PromptTable],
         taken: Mapping[str, np.ndarray],
         blocks: Blocks,
+        loads: FindLoads = planned_loads,
     ) -> None:
         self.step = step
+        self._loads = loads
         self.taken = taken
         self._prompt_tables = tables
         self._blocks = blocks
@@ -77,17 +80,28 @@ class StepRun:
         self._running[node.name] = len(parts)
         self._parts[node.name] = []
         self._expected[node.name] = keys
-        for part in parts:
+        for replica, part in parts:
             inputs, holds = self.inputs(node.inputs, part)
-            chunks.append(NodeChunk(node, part, inputs, holds))
+            chunk = NodeChunk(node, part, inputs, holds)
+            chunk.replica = replica
+            chunks.append(chunk)
         return False
 
-    def _split_rows(self, node: PlannedNode, keys: Keys) -> list[Keys]:
+    def _split_rows(self, node: PlannedNode, keys: Keys) -> list[tuple[str, Keys]]:
+        """The keys of each chunk, and the replica for which it is cut, if it is for one."""
         if node.scope == "batch" or node.chunks == 1:
-            return [keys]
+            return [("", keys)]
         inputs, _ = self.inputs(node.inputs, keys)
         tokens = self._blocks.tokens(inputs, len(keys))
-        return [keys.take(rows) for rows in split_by_prompt(keys.position, tokens, node.chunks)]
+        if loads := self._loads(node):
+            cut = enumerate(split_by_loads(keys.position, tokens, loads))
+            return [
+                (lead_of_chunk(node, number, len(loads)), keys.take(rows))
+                for number, rows in cut
+                if len(rows)
+            ]
+        parts = split_by_prompt(keys.position, tokens, node.chunks)
+        return [("", keys.take(rows)) for rows in parts]
 
     def adopt(self, node: str, parts: Sequence[StepRun]) -> None:
         """Take over the rows that a node below the cut has made of the Step's parts."""

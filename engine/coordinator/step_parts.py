@@ -18,7 +18,7 @@ stays right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from dataflow.loss_terms import ROWS
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.sources import Sources
 from engine.coordinator.step import StepRun
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
@@ -44,12 +44,13 @@ class StepParts:
         blocks: Blocks,
         dispatch: Dispatch,
         outstanding: Outstanding,
-        tables: Mapping[str, PromptTable],
+        sources: Sources,
     ) -> None:
         self._blocks = blocks
         self._dispatch = dispatch
         self._outstanding = outstanding
-        self._tables = tables
+        self._tables = sources.tables
+        self._loads = sources.loads
         self._nodes = [n for n in plan.nodes if n.region == "step" and n.in_parts]
         self._trains = [n for n in self._nodes if n.work == "train"]
         self._makers = [n for n in self._nodes if n.work != "train"]
@@ -65,7 +66,10 @@ class StepParts:
     def add(self, step: int, source: str, slots: np.ndarray) -> None:
         """These prompts of a source are the Step's next part."""
         nodes = [node for node in self._nodes if node.source == source]
-        self._runs.append(StepRun(step, nodes, self._tables, {source: slots}, self._blocks))
+        taken = {source: slots}
+        self._runs.append(
+            StepRun(step, nodes, self._tables, taken, self._blocks, self._loads.of_chunks)
+        )
 
     def ready(self) -> list[NodeChunk]:
         """Chunks below the cut that can run."""

@@ -7,7 +7,7 @@ a few bytes each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from dataflow.arrays import all_true, any_true, same_array
 from dataflow.batch import Keys
-from engine.coordinator.balance import split_evenly
+from engine.coordinator.balance import split_by_load, split_evenly
 from engine.coordinator.lost_rows import LostRows, lengthen
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput
@@ -284,17 +284,42 @@ def split_by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> li
     return sorted(full_parts, key=lambda rows: int(rows[0]))
 
 
-def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
-    """int64 [rows]: each row's part; prompts whole, tokens (and one more a row) balanced."""
+def shares(
+    positions: np.ndarray, tokens: np.ndarray, parts: int, loads: Sequence[int] = ()
+) -> np.ndarray:
+    """int64 [rows]: each row's part; prompts whole, tokens (and one more a row) balanced. loads: of
+    each part, in whose proportion; none: equal.
+    """
     _, prompt = np.unique(positions, return_inverse=True)
     weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
     np.add.at(weights, prompt, tokens + 1)
+    if loads:
+        return split_by_load(weights, loads)[prompt]
     return split_evenly(weights, parts)[prompt]
 
 
 def split_in_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
     """Indices into sorted positions, in at most so many runs of about as many prompts each."""
+    return [rows for rows in cut_runs(positions, (1,) * parts) if len(rows)]
+
+
+def cut_runs(positions: np.ndarray, loads: Sequence[int]) -> list[np.ndarray]:
+    """Indices into sorted positions, in one run for each load, of whole prompts, whose numbers are
+    in the proportion of the loads; a run may be empty.
+    """
     starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
-    edges = [int(starts[len(starts) * i // parts]) for i in range(parts)]
-    edges.append(len(positions))
-    return [np.arange(start, end) for start, end in pairwise(edges) if start < end]
+    ends = [sum(loads[: number + 1]) for number in range(len(loads))]
+    edges = [0, *(len(starts) * end // ends[-1] for end in ends)]
+    row_edges = np.append(starts, len(positions))[edges].tolist()
+    return [np.arange(start, end) for start, end in pairwise(row_edges)]
+
+
+def split_by_loads(
+    positions: np.ndarray, tokens: np.ndarray, loads: Sequence[int]
+) -> list[np.ndarray]:
+    """The same as `split_by_prompt` in the proportion of loads: the rows of each part, which may be
+    none.
+    """
+    if not tokens.any():
+        return cut_runs(positions, loads)
+    return group_indices(shares(positions, tokens, len(loads), loads), len(loads))

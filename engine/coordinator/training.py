@@ -60,8 +60,9 @@ class Training:
         self._outstanding = outstanding
         self._prompts = sources.tables
         self._late = sources.late
+        self._loads = sources.loads
         self._part_tokens = {source.name: source.part_tokens for source in plan.sources}
-        self.parts = StepParts(plan, blocks, dispatch, outstanding, sources.tables)
+        self.parts = StepParts(plan, blocks, dispatch, outstanding, sources)
         of_step = [n for n in plan.nodes if n.region == "step"]
         self._nodes = [n for n in of_step if n.work == "train" or not n.in_parts]
         self.run: StepRun | None = None
@@ -82,7 +83,9 @@ class Training:
             self._prompts[name].take(slots)
             for part in self._cut(name, slots):
                 self.parts.add(step, name, part)
-        self.run = StepRun(step, self._nodes, self._prompts, taken, self._blocks)
+        self.run = StepRun(
+            step, self._nodes, self._prompts, taken, self._blocks, self._loads.of_chunks
+        )
         self._unrecorded = bool(self._plan.recorded)
         self._moved = False
         self._has_parts_rows = False

@@ -11,11 +11,12 @@ All of it follows from the plan, the rows and their weights: equal cuts on any n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
 
-from engine.coordinator.balance import split_evenly
+from engine.coordinator.balance import split_by_load, split_evenly
 from engine.plan.plan import PlannedNode
 from engine.protocol.grouping import group_indices
 
@@ -109,8 +110,19 @@ def cut_by_weight(
         apart = min(max(1, tail_parts or round(parts * share)), parts - 1)
         part[heavy] = split_evenly(weights[heavy], apart)
         part[light] = apart + split_evenly(weights[light], parts - apart)
-    # Which of its row's spans a part has makes no difference: those that follow one another, so
-    # that a row is in a part once.
-    part = part[np.lexsort((part, row))]
+    part = _join_spans(part, row)
     full_parts = (units for units in group_indices(part, parts) if len(units))
     return sorted(full_parts, key=lambda units: (-int(weights[units].max()), int(units[0])))
+
+
+def cut_by_loads(weights: np.ndarray, row: np.ndarray, loads: Sequence[int]) -> list[np.ndarray]:
+    """The same in the proportion of loads: the units of each part, which may be none."""
+    part = _join_spans(split_by_load(weights, loads), row)
+    return group_indices(part, len(loads))
+
+
+def _join_spans(part: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """The parts of the same rows' units, so that a row is in a part once: which of its row's spans
+    a part has makes no difference, so those that follow one another.
+    """
+    return part[np.lexsort((part, row))]

@@ -8,6 +8,7 @@ lengths there are (passes/estimate.py, engine/simulation).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -63,6 +64,35 @@ class PlanCosts:
         self._sizes: dict[str, Sizes | None] = {}
         self._places: dict[str, Place] = {}
         self._entries: dict[str, ProfiledNode | None] = {}
+        self._at = ""
+        self._views: dict[str, PlanCosts] = {}
+
+    def on(self, worker: str) -> PlanCosts:
+        """The same as seen from one Worker: nodes that it runs stand on its device. Elsewhere a
+        node of several Workers stands on that of the first.
+        """
+        if self._are_all_alike:
+            return self
+        if worker not in self._views:
+            view = copy(self)
+            view._at, view._places, view._entries = worker, {}, {}
+            self._views[worker] = view
+        return self._views[worker]
+
+    def device_kind(self, node: str) -> str:
+        """The kind of device that a node stands on."""
+        return self._device_kind(self._worker_of(self._nodes[node]))
+
+    def is_alike(self, node: str) -> bool:
+        """Whether all Workers of a node are on devices of one kind."""
+        return len({self._device_kind(worker) for worker in self._nodes[node].workers}) == 1
+
+    @cached_property
+    def _are_all_alike(self) -> bool:
+        return all(self.is_alike(name) for name in self._nodes)
+
+    def _worker_of(self, node: PlannedNode) -> str:
+        return self._at if self._at in node.workers else node.workers[0]
 
     # --- where ------------------------------------------------------------------------------------
 
@@ -98,7 +128,11 @@ class PlanCosts:
         """Why no seconds of a node's passes are known; empty if they are."""
         if self.sizes(node) is None:
             return "the size of its Model is not known"
-        return self._rates.why_unknown(self._device_kind(self._nodes[node].workers[0]))
+        reasons = (
+            self._rates.why_unknown(self._device_kind(worker))
+            for worker in dict.fromkeys(self._nodes[node].workers)
+        )
+        return next(filter(None, reasons), "")
 
     def place(self, node: str) -> Place:
         """Where one replica of a node stands. Raises PlanError where its device is not known."""
@@ -143,7 +177,7 @@ class PlanCosts:
 
     def _find_entry(self, node: str) -> ProfiledNode | None:
         planned = self._nodes[node]
-        device_kind = self._device_kind(planned.workers[0])
+        device_kind = self._device_kind(self._worker_of(planned))
         cores = _cores_of_rank(planned, device_kind)
         return self._rates.find_entry(planned, self.sizes(node), device_kind, cores)
 
@@ -386,7 +420,7 @@ class PlanCosts:
 
     def _device_of(self, node: PlannedNode) -> Device:
         """The device of a node, with the rates that its coefficients are shares of."""
-        kind = self._device_kind(node.workers[0])
+        kind = self._device_kind(self._worker_of(node))
         return self._rates.find_device(kind, is_measured=self.entry(node.name) is not None)
 
     def _device_kind(self, worker: str) -> str:

@@ -84,6 +84,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Spans that a prompt's answers are cut into, for replicas (rollout=2); else by price."""
     tail: Mapping[str, float] = field(default_factory=dict)
     """Share of the rows of most weight that have chunks apart (rollout=0.2); else by price."""
+    loads: Literal["equal", "priced", "measured"] = "priced"
+    """Rows of unlike replicas and ranks: equal; priced, to end together; measured, as they did."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
@@ -158,7 +160,7 @@ OF_ITS_START: Mapping[str, str] = {
 }
 """Options that a run has from its start, and why a resume has no others."""
 
-_BEFORE: Mapping[str, Any] = {"stream": "off", "search": "off"}
+_BEFORE: Mapping[str, Any] = {"stream": "off", "search": "off", "loads": "equal"}
 """What was so before there was an option, where that is not its default."""
 
 _PYTHON_NAMES: Mapping[str, str] = {
@@ -225,6 +227,7 @@ def make_placing(options: RunOptions) -> Placing:
         chunks=options.chunks,
         spread=options.spread,
         tail=options.tail,
+        loads=options.loads,
         ranks=options.ranks,
         tensor=options.tensor,
         context=options.context,

@@ -21,6 +21,7 @@ Samples = Literal["brief", "full"]
 Compiled = Literal["auto", "none", "layers"]
 Search = Literal["auto", "off"]
 Objective = Literal["seconds", "cost"]
+LoadChoice = Literal["equal", "priced", "measured"]
 StreamChoice = Literal["auto", "off", "ordered", "arrival"]
 
 
@@ -41,6 +42,8 @@ class Placing:
     spread: Mapping[str, int] = field(default_factory=dict)
     """Of generations that are not named, the planner chooses; as of the next."""
     tail: Mapping[str, float] = field(default_factory=dict)
+    loads: LoadChoice = "priced"
+    """How much unlike replicas and ranks get; `measured` begins with the prices."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     context: Mapping[str, int] = field(default_factory=dict)

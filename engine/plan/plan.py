@@ -94,6 +94,10 @@ class PlannedNode:
     """Into how many chunks of whole prompts a cohort (below the cut: a Step) is cut, whatever the
     replicas: equal chunks give equal bits.
     """
+    loads: tuple[int, ...] = ()
+    """Prompts of a Step that each replica has (of a train node, each share), where devices are
+    unlike, so that all end together; empty: as many each.
+    """
     returns: tuple[str, ...] = ()
     tokens: str = ""
     """The column whose length is a row's, if any."""
@@ -189,6 +193,16 @@ class PlannedNode:
         alike = self.layout.alike
         firsts = range(0, len(self.workers), alike)
         return tuple(self.workers[first : first + alike] for first in firsts)
+
+    @property
+    def chunk_loads(self) -> tuple[int, ...]:
+        """How much of a cohort each of its chunks is to have, in proportion, those of one replica
+        after another; empty where all have as much.
+        """
+        if len(self.loads) < 2 or self.work == "train" or self.chunks % len(self.loads):
+            return ()
+        times = self.chunks // len(self.loads)
+        return tuple(chain.from_iterable((load,) * times for load in self.loads))
 
     def share_of(self, worker: str) -> tuple[str, ...]:
         """The Workers that have a Worker's rows, itself included."""

@@ -31,6 +31,7 @@ from engine.plan.lengths import greatest_lengths
 from engine.plan.plan import Decisions, Plan, PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
 from engine.plan.rates import correct_by_work
+from engine.plan.replica_price import time_unlike
 from engine.plan.row_lengths import RowLengths
 from engine.plan.step_flow import StepFlow, time_flow
 from engine.plan.streamed_step import PartPrices, StreamedSource
@@ -110,6 +111,8 @@ class StepPrice:
 
     def time_work(self, node: PlannedNode, work: NodeWork) -> Time:
         """Time a node's work in a Step, as it was measured where it was."""
+        if not self._costs.is_alike(node.name):
+            return time_unlike(self._costs, node, work)
         layout = node.layout
         where = self._costs.place(node.name)
         time = node_time(self._costs.require_sizes(node.name), where, layout, work)

@@ -158,6 +158,7 @@ def _simulate(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: bo
         spans=spans,
         scaling=options.scaling,
         grace=options.grace,
+        measures_loads=options.loads == "measured",
     )
     selections = describe_selections(plan.program, shares, rows.kept)
     return replace(prediction, rows={**prediction.rows, **selections})

@@ -312,6 +312,7 @@ class _Run:
             patience=self._options.watchdog,
             grace=self._options.grace,
             scaling=self._options.scaling,
+            measures_loads=self._options.loads == "measured",
             parts=part_record.parts(),
             relayout=self._layouts and self._layouts.policy,
             limits=self._limits,

@@ -63,12 +63,13 @@ def predict(
     spans: bool = True,
     scaling: Scaling = "fixed",
     grace: float = Settings.grace,
+    measures_loads: bool = False,
 ) -> Prediction:
     """Simulate so many Steps of a plan. lengths: of rows, in tokens; None: of prompts as counted in
     the data, of others the greatest. seed: of their draws. seconds: a row of nodes that are
     functions; cpu: the share of these in which they compute; before those of the profile. kept: the
     share of rows that a selection keeps, all of one that has none. spans: keep who did what when.
-    scaling, grace: of elastic nodes, as the options of a run say. Raises PlanError for a node whose
+    scaling, grace, measures_loads: as the options of a run say. Raises PlanError for a node whose
     time nobody knows, for a row that a cache cannot hold, and for a share of what is no selection.
     """
     assert plan.program is not None
@@ -94,7 +95,8 @@ def predict(
         log=spans,
         proving=False,
     )
-    coordinator = _TimedCoordinator(plan, Settings(steps=steps, scaling=scaling, grace=grace))
+    settings = Settings(steps=steps, scaling=scaling, grace=grace, measures_loads=measures_loads)
+    coordinator = _TimedCoordinator(plan, settings)
     record = _Record()
     loop = Loop(
         coordinator,

@@ -83,7 +83,7 @@ class PricedTimes:
         self._makes_prompts = {node.name for node in plan.program.nodes if _makes_prompts(node)}
         self._row_bytes = _row_bytes(plan)
         # What was asked before: the same thing is asked of each chunk, version and turn.
-        self._times: dict[tuple[str, float, bytes, bytes], Times] = {}
+        self._times: dict[tuple[str, str, float, bytes, bytes], Times] = {}
         self._turns: dict[str, float] = {}
         self._shares: dict[tuple[int, str], dict[str, RowLengths]] = {}
         """(assignment, who fetches its rows) -> the rows, by set."""
@@ -118,7 +118,7 @@ class PricedTimes:
             return RowLengths(read.prompts + read.answers, np.zeros_like(read.answers))
         return read
 
-    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
+    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None, worker: str) -> Times:
         """Time the rows of a chunk: by continuous decoding, or all of them at once."""
         assert lengths is not None
         if not node.traits.computes:
@@ -126,27 +126,31 @@ class PricedTimes:
         if not rows:
             return np.zeros(0), np.zeros(0)
         slower = self._slowdown(node)
-        key = node.name, slower, lengths.prompts.tobytes(), lengths.answers.tobytes()
+        costs = self._costs.on(worker)
+        device = costs.device_kind(node.name)
+        key = node.name, device, slower, lengths.prompts.tobytes(), lengths.answers.tobytes()
         if key not in self._times:
             if len(self._times) >= _REMEMBERED:
                 self._times.clear()
-            self._times[key] = self._price(node, lengths, slower)
+            self._times[key] = self._price(costs, node, lengths, slower)
         return self._times[key]
 
-    def _price(self, node: PlannedNode, lengths: RowLengths, slower: float) -> Times:
+    def _price(
+        self, costs: PlanCosts, node: PlannedNode, lengths: RowLengths, slower: float
+    ) -> Times:
         if node.traits.generates:
             written = np.arange(0, len(lengths), node.segments)
-            decoded = self._costs.decode(node.name, _at_least_one(lengths.take(written)))
+            decoded = costs.decode(node.name, _at_least_one(lengths.take(written)))
             begins, ends = np.zeros(len(lengths)), np.zeros(len(lengths))
             begins[written] = decoded.begins * slower
             ends[written] = decoded.ends * slower
             return begins, ends
-        seconds = self._costs.forward(node.name, lengths).seconds * slower
+        seconds = costs.forward(node.name, lengths).seconds * slower
         return np.zeros(len(lengths)), np.full(len(lengths), seconds)
 
-    def decode_run(self, node: PlannedNode) -> PricedDecode:
+    def decode_run(self, node: PlannedNode, worker: str) -> PricedDecode:
         """Begin the decoding of one replica's rows, into which those of further chunks may come."""
-        return begin_decode(self._costs, node, lambda: self._slowdown(node))
+        return begin_decode(self._costs.on(worker), node, lambda: self._slowdown(node))
 
     def _slowdown(self, node: PlannedNode) -> float:
         """How much longer a kernel takes while others compute on its host."""
@@ -211,13 +215,14 @@ class PricedTimes:
             return 0.0
         is_share = message.mine is not None
         is_part = isinstance(message, m.TrainPart)
-        time = self._costs.train(node.name, row_sets, share=is_share, updates=not is_part)
+        costs = self._costs.on(message.worker)
+        time = costs.train(node.name, row_sets, share=is_share, updates=not is_part)
         return time.seconds * self._slowdown(node)
 
     def finish(self, message: m.FinishStep) -> float:
         """Seconds of one rank's update."""
         node = self._nodes[message.node]
-        return self._costs.update(node.name).seconds * self._slowdown(node)
+        return self._costs.on(message.worker).update(node.name).seconds * self._slowdown(node)
 
     def prepare(self, message: m.TrainStep | m.TrainPart | m.FinishStep) -> float:
         """Nothing beside the fetch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tests.kit.processes import command_of
 from tests.kit.tiny_runs import TinyRuns
 
 TOLD = "DATAFLOW_TEST_TOLD"
-"""The variable with the path of a pipe, to which `hangs_in_the_second` says that it hangs."""
+"""The variable with the path of a pipe, to which `hangs_in_the_second` says that it hangs, or of a
+folder for what Workers note.
+"""
 
 
 class Scaler:
@@ -68,3 +71,14 @@ def _worker(pid: int) -> str:
             return words[-1]
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return ""
+
+
+def slow_in_the_second(completions: Sequence[str], **columns: object) -> list[float]:
+    """`vowels`, for which the Worker g1 takes long, row by row; each notes its rows in a file."""
+    del columns
+    worker = _worker(os.getpid())
+    with open(Path(os.environ[TOLD]) / worker, "a") as rows:
+        rows.write("." * len(completions))
+    if worker == "g1":
+        time.sleep(0.03 * len(completions))  # the work of a slow machine
+    return graphs.vowels(completions)

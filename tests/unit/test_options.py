@@ -103,7 +103,7 @@ def test_options_come_back_from_a_run_folder_as_they_were() -> None:
     changed, _ = decode_options(text, {"workers": "one", "pin": {}, "steps": None})
     assert changed == dataclasses.replace(options, workers="one", pin={})
     old = {name: json.loads(text)[name] for name in ("steps", "runs", "seed")}
-    before = RunOptions(steps=3, runs=Path("elsewhere"), stream="off", search="off")
+    before = RunOptions(steps=3, runs=Path("elsewhere"), stream="off", search="off", loads="equal")
     assert decode_options(json.dumps(old), {})[0] == before
     with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
         decode_options(text, {"worker": "one"})

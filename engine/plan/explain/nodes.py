@@ -268,6 +268,8 @@ def _dispatch(node: PlannedNode) -> Iterator[str]:
     """Replicas, and which answers go to one, if not whole prompts in their order."""
     if node.layout.replicas > 1:
         yield f"{node.layout.replicas} replicas"
+    if node.loads:
+        yield f"{' + '.join(map(str, node.loads))} prompts"
     if node.layout.spread > 1:
         yield f"a prompt's answers in {node.layout.spread} spans"
     if node.tail:

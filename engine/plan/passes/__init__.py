@@ -16,6 +16,7 @@ from engine.plan.passes.dispatch import choose_dispatch
 from engine.plan.passes.engines import size_engines
 from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.kernels import choose_kernels
+from engine.plan.passes.loads import divide_loads
 from engine.plan.passes.memory_fit import fit_memory
 from engine.plan.passes.modules import share_modules
 from engine.plan.passes.park_keys import park_keys, state_parked
@@ -61,6 +62,9 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     # After size_engines: a cache limits what is decoded at once. Before estimate_costs: a prompt
     # that several replicas have counts for each.
     choose_dispatch,
+    # After choose_dispatch: a tail has chunks of its own. Before estimate_costs: the most that a
+    # replica has counts.
+    divide_loads,
     # After every decision: memory is counted for each Worker, modules once.
     estimate_costs,
     # After estimate_costs: by the peaks that a profile measured.

@@ -275,7 +275,7 @@ class _Cost:
         # An evaluation has as many rows as its data; assumed is only that they fill the slots.
         batch = layout.slots if source is None else source.batch
         # A prompt whose answers are spread is there for each of their spans.
-        prompts = -(-batch * layout.spread // (layout.replicas * layout.data))
+        prompts = _most_prompts(planned, batch * layout.spread)
         rows_of_prompt = planned.rows if planned.traits.generates else planned.inner
         rows_of_prompt = -(-rows_of_prompt // layout.spread)
         return Work(
@@ -311,7 +311,7 @@ class _Cost:
         if any(term.function.scope == "group" for term in terms):
             # Such a loss sees a group at once, which may be longer than the budget.
             budget = max(budget, lengths.prompt + rows_of_prompt * lengths.completion)
-        prompts = -(-batch // layout.data)
+        prompts = _most_prompts(train, batch)
         return Work(
             lengths=lengths,
             prompts=prompts,
@@ -376,6 +376,13 @@ class _Cost:
                 yield from _describe_prompts(node, self._lengths[name])
             if node.operator.reads_text:
                 yield f"{name}: rows tokenised anew, assumed to be as long as they are"
+
+
+def _most_prompts(node: PlannedNode, prompts: int) -> int:
+    """The most of so many prompts that one replica has; of a train node, one share."""
+    if node.loads:
+        return -(-prompts * max(node.loads) // sum(node.loads))
+    return -(-prompts // (node.layout.replicas * node.layout.data))
 
 
 def _stretch(lengths: Lengths, row: int) -> Lengths:

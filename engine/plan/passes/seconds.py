@@ -22,6 +22,7 @@ from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.host_regions import list_regions
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.replica_price import list_parts
 from engine.plan.row_lengths import RowLengths
 from engine.plan.run_limits import FAN_OUT
 
@@ -75,20 +76,33 @@ class _Seconds:
         return replace(node.estimate, seconds=seconds, origin=origin)
 
     def _time_passes(self, node: PlannedNode) -> Time:
-        """Time the passes of one replica in a Step; of a train node, those of one rank."""
+        """Time the passes of the busiest replica in a Step; of a train node, those of one rank."""
         work_by_set = self._work_of(node)
+        if self._costs.is_alike(node.name):
+            return self._time_part(self._costs, node, work_by_set)
+        parts = list_parts(node)
+        loads = node.loads or (1,) * len(parts)
+        times: list[Time] = []
+        for worker, load in zip(parts, loads, strict=True):
+            works = {name: _share(work, load, max(loads)) for name, work in work_by_set.items()}
+            times.append(self._time_part(self._costs.on(worker), node, works))
+        return max(times, key=lambda time: time.seconds)
+
+    def _time_part(
+        self, costs: PlanCosts, node: PlannedNode, work_by_set: Mapping[str, Work]
+    ) -> Time:
         ranks = node.layout.data
         if node.work == "train":
             rows = {name: _longest_rows(work, ranks) for name, work in work_by_set.items()}
-            return self._costs.train(node.name, rows)
+            return costs.train(node.name, rows)
         (work,) = work_by_set.values()
         if not node.traits.generates:
             chunks = -(-node.chunks // node.layout.replicas)
-            return self._costs.forward(node.name, _longest_rows(work, ranks), chunks)
+            return costs.forward(node.name, _longest_rows(work, ranks), chunks)
         # A schedule of a few waves is worked out, and counts as often as there are such. Rows of
         # one episode, of which each waits for the one before, share none.
         few = min(work.rows // work.segments, _WAVES * node.layout.slots)
-        decoding = self._costs.decode(node.name, _longest_rows(work, row_count=few))
+        decoding = costs.decode(node.name, _longest_rows(work, row_count=few))
         return decoding.time.times(work.rows / max(1, few))
 
     def time_edge(self, edge: PlannedEdge) -> float | None:
@@ -163,6 +177,11 @@ class _Seconds:
                 yield f"{node.name}: no seconds are predicted: {why} {fix}"
             elif self._costs.outside_profile(node.name):
                 yield f"{node.name}: not in the profile: seconds by the catalogue {fix}"
+
+
+def _share(work: Work, load: int, most: int) -> Work:
+    """The work of a part that has so much, of the one that has most."""
+    return replace(work, prompts=work.prompts * load // most, rows=work.rows * load // most)
 
 
 def _longest_rows(work: Work, ranks: int = 1, row_count: int = 0) -> RowLengths:

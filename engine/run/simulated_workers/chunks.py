@@ -184,7 +184,7 @@ class ChunkRuns:
         lost = world.cores.find_lost(worker.name)
         rows = RowsOfChunk(worker, world, chunk)
         node = rows.node
-        starts, ends = world.kernels.rows(node, len(rows.keys), rows.lengths)
+        starts, ends = world.kernels.rows(node, len(rows.keys), rows.lengths, worker.name)
 
         has_left = np.zeros(len(rows.keys), dtype=bool)
 

@@ -57,7 +57,7 @@ class DecodeLane:
     ) -> None:
         self._worker, self._world, self._chunks = worker, world, chunks
         self._node, self._over = node, over
-        self._run = world.kernels.decode_run(node)
+        self._run = world.kernels.decode_run(node, worker.name)
         self._joined: list[_Joined] = []
         self._count = 0
         """Rows that ever came."""

@@ -60,11 +60,11 @@ class KernelTimes(Protocol):
         """Tokens of the rows that a chunk makes; None where nobody needs them."""
         ...
 
-    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
-        """Of the rows of a chunk."""
+    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None, worker: str) -> Times:
+        """Of the rows of a chunk, at a Worker."""
         ...
 
-    def decode_run(self, node: PlannedNode) -> DecodeRun:
+    def decode_run(self, node: PlannedNode, worker: str) -> DecodeRun:
         """A replica begins to decode rows of a node that binds late (`PlannedNode.binds_late`)."""
         ...
 
@@ -194,8 +194,9 @@ class RandomTimes:
     def lengths(self, chunk: m.RunChunk, node: PlannedNode) -> None:
         """Nobody needs them."""
 
-    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
-        """Each row in the slot that is free first."""
+    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None, worker: str) -> Times:
+        """Each row in the slot that is free first; all Workers are alike."""
+        del worker
         durations = self._durations
         free = [0.0] * (durations.slots if node.traits.generates else 1)
         starts, ends = np.zeros(rows), np.zeros(rows)
@@ -205,8 +206,9 @@ class RandomTimes:
             heapq.heappush(free, float(ends[row]))
         return starts, ends
 
-    def decode_run(self, node: PlannedNode) -> RandomDecode:
-        """Each row in the slot that is free first."""
+    def decode_run(self, node: PlannedNode, worker: str) -> RandomDecode:
+        """The same."""
+        del worker
         return RandomDecode(node, self._durations, self._draw)
 
     def threads(self, node: PlannedNode) -> int:

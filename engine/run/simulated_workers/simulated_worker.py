@@ -248,8 +248,11 @@ class SimulatedWorker:
             self._replica.run(chunk, done)
             return
 
+        begun = self._world.clock.now
+
         def end() -> None:
-            over = m.ChunkDone(id=chunk.id, node=chunk.node)
+            seconds = self._world.clock.now - begun
+            over = m.ChunkDone(id=chunk.id, node=chunk.node, seconds=seconds)
             self.say(self._world.shorts.say(chunk, short) if short else over)
             done()
 

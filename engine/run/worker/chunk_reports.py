@@ -88,10 +88,10 @@ class ChunkReports:
         chunks.remove(chunk)
         if self._recorder is not None and not self._replica_rows.is_taken(chunk.message):
             self._recorder.end(chunk.message, joined=chunk.joined)
-        yield self.make_end(chunk.message)
+        yield self.make_end(chunk.message, chunk.seconds_alone)
 
-    def make_end(self, chunk: m.RunChunk) -> m.ChunkDone | m.RankDone:
-        """What is told at the end of a chunk."""
+    def make_end(self, chunk: m.RunChunk, seconds: float = 0.0) -> m.ChunkDone | m.RankDone:
+        """What is told at the end of a chunk. seconds: in which its node computed it alone."""
         if self._replica_rows.is_taken(chunk):
             return m.RankDone(id=chunk.id, node=chunk.node, worker=self._worker)
-        return m.ChunkDone(id=chunk.id, node=chunk.node)
+        return m.ChunkDone(id=chunk.id, node=chunk.node, seconds=seconds)

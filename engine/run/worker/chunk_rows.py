@@ -26,6 +26,8 @@ class ChunkUnderWay:
     expand: int = 0
     joined: bool = False
     """Whether rows of another chunk were written with its own."""
+    seconds: float = 0.0
+    """In which its kernel computed, while it was under way."""
     _left: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -37,6 +39,11 @@ class ChunkUnderWay:
     def is_over(self) -> bool:
         """Whether it is known that all of its rows have come, or were given up."""
         return bool(self.expand) and not self._left
+
+    @property
+    def seconds_alone(self) -> float:
+        """The seconds, if all of them were for its rows; else 0."""
+        return 0.0 if self.joined else self.seconds
 
     def awaits(self, key: Key) -> bool:
         """Whether this row is one of its, and has not come."""
@@ -70,6 +77,11 @@ class ChunksUnderWay:
 
     def __iter__(self) -> Iterator[ChunkUnderWay]:
         return iter(list(self._chunks.values()))
+
+    def note_seconds(self, seconds: float) -> None:
+        """The kernel has computed so long for those that are under way."""
+        for chunk in self._chunks.values():
+            chunk.seconds += seconds
 
     def describe(self) -> str:
         """What is under way, in words."""

@@ -272,6 +272,7 @@ class KernelRuns:
             during = self._kernels.during(node.name, node.name, what, task=oldest.id)
             with self._memory.computing(node.name), during.making():
                 batch = next(rows, None)
+            chunks.note_seconds(during.seconds)
             if batch is None:
                 during.note_rows(None)
                 break

@@ -202,6 +202,11 @@ class During:
         self._makes = True
         return self
 
+    @property
+    def seconds(self) -> float:
+        """How long it took, once it is over."""
+        return self._end - self._start
+
     def note_rows(self, ref: Ref | None, task: int | None = None) -> None:
         """Tell the span, with the rows that came of it, if any. task: whose they are, where that is
         another one than was expected.
@@ -255,8 +260,7 @@ class During:
         show(self._timing.between)
         if self._counted:
             is_function = self._elsewhere is not None
-            seconds = self._end - self._start
-            self._timing.note(self._node, seconds, self._took(), is_function=is_function)
+            self._timing.note(self._node, self.seconds, self._took(), is_function=is_function)
             self._report_peak()
         if error is not None or not self._makes:
             self.note_rows(None)
