@@ -15,6 +15,7 @@ from engine.plan.passes.correct import correct_peaks
 from engine.plan.passes.dispatch import choose_dispatch
 from engine.plan.passes.engines import size_engines
 from engine.plan.passes.estimate import estimate_costs
+from engine.plan.passes.intake_fit import fit_intake
 from engine.plan.passes.kernels import choose_kernels
 from engine.plan.passes.memory_fit import fit_memory
 from engine.plan.passes.modules import share_modules
@@ -67,6 +68,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     correct_peaks,
     # After correct_peaks: what a profile has measured is not assumed once more.
     estimate_processes,
+    # After all estimates. Before fit_routes and fit_memory: it costs least.
+    fit_intake,
     # After all estimates: what weights by IPC take of a GPU has to fit there.
     fit_routes,
     # After fit_routes, which costs less; changes layouts where they do not fit, and estimates these
