@@ -23,6 +23,10 @@ class LiveRoom:
     tokens: int
     beside: int = 0
 
+    def live_tokens(self, prompts: int) -> int:
+        """Tokens of the answers of so many prompts that fit."""
+        return max(0, self.tokens - prompts * self.beside)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSource:

@@ -26,7 +26,7 @@ from engine.plan.waiting_rows import WaitingRows, measure_waiting_rows
 
 WAITING_PARTS = ("outbox", "device_columns")
 """Parts of a node that makes rows: these, until their Step is trained."""
-_FINEST = 1024
+FINEST = 1024
 """Shares of what the lag allows that are tried: multiples of one in so many."""
 
 
@@ -42,7 +42,7 @@ def fit_intake(draft: Draft) -> Draft:
     problem_count = count_problems(draft)
     if not problem_count or count_problems(hold(draft, 0.0)) >= problem_count:
         return draft
-    share = find_share(draft, count_problems(hold(draft, 0.0)), most=_FINEST)
+    share = find_share(draft, count_problems(hold(draft, 0.0)), most=FINEST)
     return _decide(draft, share)
 
 
@@ -67,11 +67,11 @@ def find_share(draft: Draft, problem_count: int, *, most: int) -> float:
     least, too_much = 0, most + 1
     while too_much - least > 1:
         middle = (least + too_much) // 2
-        if count_problems(hold(draft, middle / _FINEST)) <= problem_count:
+        if count_problems(hold(draft, middle / FINEST)) <= problem_count:
             least = middle
         else:
             too_much = middle
-    return least / _FINEST
+    return least / FINEST
 
 
 def hold(draft: Draft, share: float) -> Draft:
@@ -101,7 +101,7 @@ def _scale(node: PlannedNode, share: float) -> PlannedNode:
     return replace(node, estimate=replace(node.estimate, bytes=parts))
 
 
-def describe_room(source: PlannedSource, prompts: int, rows: WaitingRows) -> LiveRoom:
+def describe_room(prompts: int, rows: WaitingRows) -> LiveRoom:
     """What memory holds that has room for so many prompts with the longest rows."""
     tokens = prompts * (rows.longest + rows.beside)
     return LiveRoom(prompts=prompts, tokens=tokens, beside=rows.beside)
@@ -114,12 +114,12 @@ def _decide(draft: Draft, share: float) -> Draft:
     for index, source in enumerate(sources):
         if source.max_lag:
             rows = measure_waiting_rows(draft, source.name)
-            room = describe_room(source, count_held(source, share), rows)
+            room = describe_room(count_held(source, share), rows)
             sources[index] = replace(source, room=room)
             notes.append(
                 f"{source.name}: with the longest rows {room.prompts} of the {source.allowed}"
                 " prompts that max_lag allows have room; the intake slows from"
-                f" {room.prompts * rows.longest:,} live tokens on"
+                f" {room.live_tokens(source.allowed):,} live tokens on"
             )
     changed = replace(draft, sources=tuple(sources))
     for run in (estimate_costs, correct_peaks, estimate_processes):
