@@ -82,7 +82,7 @@ class SimulatedWorkers:
         self.clock = VirtualClock()
         self.cores = SimulatedCores(plan, self.clock, kernels)
         self.log = SpanLog(self.clock) if log else None
-        self.outbox = SimulatedOutboxes()
+        self.outbox = SimulatedOutboxes(outcomes.growth)
         self.groups = SimulatedRanks(plan)
         self.trained_parts = TrainedParts()
         self.shorts = Shorts(plan, faults)
