@@ -17,6 +17,7 @@ from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
 from engine.plan.layout_choice import PlanSeconds, TimeStep, choose_layouts
+from engine.plan.memory_margins import RunMemory
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
@@ -39,18 +40,20 @@ def make_plan(
     phase: PlannedPhase | None = None,
     profile: Profile | None = None,
     time_step: TimeStep | None = None,
+    memory: RunMemory | None = None,
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host). threads: of each
     kernel (None: all cores of its Worker). placing: None for one Worker. phase: its place in a
     Program. profile: measured rates, by which seconds are predicted. time_step: by whose seconds
-    the layouts of a search are compared (None: their price). Raises PlanError.
+    the layouts of a search are compared (None: their price). memory: what memory that ran out has
+    taught, where a run goes on. Raises PlanError.
     """
     cluster = cluster or detect()
     placing = placing or Placing(workers="one")
 
     def draft_of(wishes: Placing) -> Draft:
         draft = _draft(checked, seed, threads, wishes, cluster, phase)
-        return replace(draft, profile=profile)
+        return replace(draft, profile=profile, memory=memory or {})
 
     def make(wishes: Placing) -> Plan:
         return choose_stream(wishes, profile, lambda each: _run_passes(checked, draft_of(each)))

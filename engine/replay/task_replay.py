@@ -167,6 +167,7 @@ class Replay:
             inputs=inputs,
             spans=task.spans,
             weights=task.weights,
+            limits=task.limits,
         )
         batches: list[Batch] = []
         for event in self._carry_out(chunk):

@@ -101,7 +101,9 @@ def run(
     options = options or RunOptions()
     _refuse_cluster_file(options)
     source = source_of(graph)
-    planned_run = plan_run(layouts, options, lambda changed: plan(graph, changed))
+    planned_run = plan_run(
+        layouts, options, lambda changed, memory: plan(graph, changed, memory=memory)
+    )
     planned = planned_run.present.planned
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
@@ -193,7 +195,7 @@ def resume(
         planned_run = plan_resumed(
             opened,
             options,
-            lambda changed: plan(checked, changed),
+            lambda changed, memory: plan(checked, changed, memory=memory),
             asks_anew=changes.get("relayout") is not None,
         )
         planned = planned_run.present.planned

@@ -20,10 +20,12 @@ from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceRecord
 from engine.keep.checkpoint.store import CheckpointStore
 from engine.keep.layouts_file import LAYOUTS, KeptSwitch, encode_layouts, read_layouts
+from engine.keep.memory_file import read_memory
 from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.explain import explain
 from engine.plan.layout_table import LayoutTable
+from engine.plan.memory_margins import RunMemory, describe_stand
 from engine.plan.options import RunOptions, keep_choice
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
@@ -35,7 +37,7 @@ from engine.session.run_beginning import Beginning, write_changes
 
 _log = logging.getLogger(__name__)
 
-MakePlan = Callable[[RunOptions], AnyPlan]
+MakePlan = Callable[[RunOptions, RunMemory], AnyPlan]
 WHERE = "plan of the run"
 """Where changes.json says that the layout changed."""
 
@@ -57,14 +59,18 @@ class RunLayouts:
         self,
         table: LayoutTable,
         layouts: Sequence[PlannedLayout],
+        make: MakePlan,
         present: int,
         switches: tuple[KeptSwitch, ...] = (),
     ) -> None:
-        """present: the number of the layout to begin with. switches: those before."""
-        self._table = table
-        self._layouts = layouts
+        """make: plans. present: the number of the layout to begin with. switches: those before."""
+        self._layouts = list(layouts)
+        self._make = make
         self._switches = switches
+        self._folder: RunFolder | None = None
+        self._written = table
         self.policy = RelayoutPolicy(table, present)
+        self.policy.stands = _describe_stands(layouts)
         self.policy.switches = len(switches)
         self._closed_at: float | None = None
         """When the last Step was closed, by the loop's clock."""
@@ -92,25 +98,57 @@ class RunLayouts:
 
     def write(self, folder: RunFolder) -> None:
         """Write layouts.json."""
-        text = encode_layouts(self._table, self.policy.layout, self._switches)
+        self._folder, self._written = folder, self.policy.table
+        text = encode_layouts(self.policy.table, self.policy.layout, self._switches)
         folder.write_text(LAYOUTS, text)
 
     def take(self, event: InstructionTold | EventHeard | Opened) -> None:
         """See `engine.protocol.events`. A switch takes from the end of the Step before it until
-        everything is open again.
+        everything is open again. At a Step's end layouts may have been closed.
         """
         if not isinstance(event, Opened):
             self._closed_at = event.at
+            self._keep_closed()
         elif self._is_switching and self._closed_at is not None:
             self.policy.note_cost(event.at - self._closed_at)
             self._is_switching = False
+
+    def _keep_closed(self) -> None:
+        """Write which layouts memory that ran out has closed, and say so, once each."""
+        table = self.policy.table
+        if table == self._written or self._folder is None:
+            return
+        pairs = zip(self._written.layouts, table.layouts, strict=True)
+        for number, (before, after) in enumerate(pairs):
+            if before != after:
+                where = f"beyond {after.most:.0f} live tokens"
+                _log.warning("layout %d (%s) is closed %s: memory ran out", number, after, where)
+        self.write(self._folder)
+
+    def plan_present_anew(self, folder: RunFolder) -> None:
+        """Plan the present layout with what memory that ran out has taught. If it does not fit with
+        that it stays as it was planned: limits are lowered where its memory runs out, too.
+        """
+        memory = read_memory(folder.path)
+        if not memory:
+            return
+        number = self.policy.layout
+        layout = self._layouts[number]
+        try:
+            planned = self._make(layout.options, memory)
+        except PlanError as error:
+            _log.warning("layout %d stays as it was planned: %s", number, error)
+            return
+        if not layout.options.relayout:
+            planned = note_layouts(planned, self.policy.table)
+        self._layouts[number] = replace(layout, planned=planned)
 
     def switch(self, relayout: Relayout, folder: RunFolder, begins: Beginning) -> Beginning:
         """Have another layout from the last checkpoint on; returns how the next attempt begins."""
         latest = CheckpointStore(folder.checkpoints, keep=self.present.options.keep).latest()
         assert latest is not None  # it was just written
         before = self.present.planned
-        layout = self._table.layouts[relayout.layout]
+        layout = self.policy.table.layouts[relayout.layout]
         _log.warning(
             "from step %d on: layout %d (%s), as there were %s",
             *(latest.step + 1, relayout.layout, layout, relayout.reason),
@@ -124,6 +162,7 @@ class RunLayouts:
         )
         self._switches = (*self._switches, switch)
         self.policy.note_switch(relayout.layout)
+        self.plan_present_anew(folder)
         self._is_switching = True
         self.write(folder)
         planned = self.present.planned
@@ -138,7 +177,7 @@ class RunLayouts:
         self, record: ProvenanceRecord, switch: KeptSwitch, before: AnyPlan, after: AnyPlan
     ) -> ProvenanceRecord:
         """What a resume with the other layout would record, and why."""
-        layouts = self._table.layouts
+        layouts = self.policy.table.layouts
         old = f"{switch.before} ({layouts[switch.before]})"
         new = f"{switch.layout} ({layouts[switch.layout]}), as there were {switch.reason}"
         step = switch.step + 1
@@ -176,8 +215,8 @@ def plan_run(table: LayoutTable | None, options: RunOptions, make: MakePlan) -> 
     """
     table = table or read_relayout(options)
     if table is None:
-        return _plan_one(options, make)
-    layouts = RunLayouts(table, _plan_all(table, options, make), table.buckets[0].best)
+        return _plan_one(options, make, {})
+    layouts = RunLayouts(table, _plan_all(table, options, make), make, table.buckets[0].best)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
@@ -188,25 +227,38 @@ def plan_resumed(
     resume asks for others, these, in the same if it is among them. Raises RunError for a damaged
     record, GraphError, PlanError.
     """
-    recorded = read_layouts(folder.path)
+    recorded, memory = read_layouts(folder.path), read_memory(folder.path)
+    if recorded is None and not options.relayout:
+        return _plan_one(options, make, memory)
     if recorded is None:
         return plan_run(None, options, make)
     table = recorded.table()
     if asks_anew:
         table = read_relayout(options)
     if table is None:
-        return _plan_one(options, make)
+        return _plan_one(options, make, memory)
     number = table.buckets[0].best
     texts = [layout.text for layout in table.layouts]
     last = recorded.layouts[recorded.present].text
     if last in texts:
         number = texts.index(last)
-    layouts = RunLayouts(table, _plan_all(table, options, make), number, recorded.switches)
+    planned_layouts = _plan_all(table, options, make)
+    layouts = RunLayouts(table, planned_layouts, make, number, recorded.switches)
+    layouts.plan_present_anew(folder)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
-def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
-    present = PlannedLayout(options=options, planned=make(options))
+def _plan_one(options: RunOptions, make: MakePlan, memory: RunMemory) -> PlannedRun:
+    """Raises PlanError, which says so where it counts with what was measured."""
+    try:
+        planned = make(options, memory)
+    except PlanError as error:
+        if not memory:
+            raise
+        what = "bytes are counted as memory ran out (memory.json)"
+        fix = "another layout, or without that file those of the formulas count"
+        raise PlanError(f"{error}\n{what}. Fix: {fix}.") from error
+    present = PlannedLayout(options=options, planned=planned)
     return PlannedRun(options=options, present=present)
 
 
@@ -218,7 +270,7 @@ def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[P
             options = keep_choice(options, layouts[0].planned.phases)
         changed = replace(options, **layout.changes)
         try:
-            planned = make(changed)
+            planned = make(changed, {})
         except PlanError as error:
             if not layout.changes:
                 raise
@@ -229,6 +281,17 @@ def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[P
             planned = note_layouts(planned, table)
         layouts.append(PlannedLayout(options=changed, planned=planned))
     return layouts
+
+
+def _describe_stands(layouts: Sequence[PlannedLayout]) -> dict[str, list[str]]:
+    """Of each node how it stands in each layout, in all phases that have it."""
+    stands: dict[str, list[str]] = {}
+    for number, layout in enumerate(layouts):
+        for phase in layout.planned.phases:
+            for node in phase.nodes:
+                of_layouts = stands.setdefault(node.name, [""] * len(layouts))
+                of_layouts[number] += describe_stand(phase, node)
+    return stands
 
 
 def _require_generation(planned: AnyPlan) -> None:

@@ -23,6 +23,7 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.profile import Profile, read_profile
 from engine.plan.layout_table import LayoutTable
+from engine.plan.memory_margins import RunMemory
 from engine.plan.options import RunOptions
 from engine.plan.placement import Placing, resolve_labels
 from engine.plan.plan import Plan
@@ -42,6 +43,7 @@ def plan(
     profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
+    memory: RunMemory | None = None,
 ) -> Plan: ...
 @overload
 def plan(
@@ -51,6 +53,7 @@ def plan(
     profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
+    memory: RunMemory | None = None,
 ) -> ProgramPlan: ...
 def plan(
     graph: Runnable,
@@ -59,10 +62,12 @@ def plan(
     profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
+    memory: RunMemory | None = None,
 ) -> AnyPlan:
     """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
     by whose rates seconds are predicted. cluster: hosts in the place of those that the options
-    name. simulated: nothing of it is going to run. Raises GraphError (with options.strict, for
+    name. simulated: nothing of it is going to run. memory: of a run that goes
+    on, what memory that ran out has taught it. Raises GraphError (with options.strict, for
     warnings), PlanError.
     """
     options = options or RunOptions()
@@ -75,7 +80,7 @@ def plan(
     rates = None
     if profile is not None:
         rates = _read_rates(profile, cluster)
-    planned = _plan_checked(checked, options, placing, cluster, rates)
+    planned = _plan_checked(checked, options, placing, cluster, rates, memory)
     require_recordable(planned.phases, options.record)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
@@ -97,6 +102,7 @@ def _plan_checked(
     placing: Placing,
     cluster: Cluster | None,
     profile: Profile | None,
+    memory: RunMemory | None,
 ) -> AnyPlan:
     """Plan a graph, or all phases of a Program: these share out the wishes for places, and have
     Steps of their own. Raises PlanError.
@@ -111,6 +117,7 @@ def _plan_checked(
             cluster=cluster,
             profile=profile,
             time_step=time_step,
+            memory=memory,
         )
     _refuse_steps(options)
     return make_program_plan(
@@ -121,6 +128,7 @@ def _plan_checked(
         cluster=cluster,
         profile=profile,
         time_step=time_step,
+        memory=memory,
     )
 
 

@@ -115,7 +115,9 @@ class _Course:
                 dying = self._draw.choice((0, 1, 2, 4)) if losses < MOST_LOSSES else 0
                 faults = drawn(self._draw, dying)
             if self._case.shorts and losses < MOST_LOSSES:
-                faults = with_shorts(self._shorts, faults or FaultModel(deaths=0), self._case.shorts)
+                faults = with_shorts(
+                    self._shorts, faults or FaultModel(deaths=0), self._case.shorts
+                )
             case = self.case_of(self._plans[self._policy.layout])
             run = ended(begun(case, attempt, stored, faults))
             self._parts.note(run)

@@ -32,9 +32,7 @@ def rollout() -> PlannedNode:
 
 
 def source_of(room: LiveRoom | None = None, *, max_lag: int = 3, asked: int = 0) -> PlannedSource:
-    return PlannedSource(
-        name="prompts", batch=BATCH, max_lag=max_lag, room=room, live_tokens=asked
-    )
+    return PlannedSource(name="prompts", batch=BATCH, max_lag=max_lag, room=room, live_tokens=asked)
 
 
 def live_of(room: LiveRoom | None = None, *, max_lag: int = 3, asked: int = 0) -> LiveTokens:
@@ -145,7 +143,7 @@ class GrowingRun:
             ref = keep(worker, node, *others)
             if not node.traits.generates:
                 return ref
-            tokens = 10 * 2 ** self.run.coordinator.version
+            tokens = 10 * 2**self.run.coordinator.version
             return replace(ref, lengths=np.full(len(ref.keys), tokens))
 
         self.run.workers.outbox.keep = kept

@@ -17,6 +17,7 @@ from engine.plan.passes.engines import size_engines
 from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.intake_fit import fit_intake
 from engine.plan.passes.kernels import choose_kernels
+from engine.plan.passes.limit import limit_short_nodes
 from engine.plan.passes.memory_fit import fit_memory
 from engine.plan.passes.modules import share_modules
 from engine.plan.passes.park_keys import park_keys, state_parked
@@ -62,6 +63,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     # After size_engines: a cache limits what is decoded at once. Before estimate_costs: a prompt
     # that several replicas have counts for each.
     choose_dispatch,
+    # After choose_dispatch: it lowers what that has chosen. Before estimate_costs: it counts.
+    limit_short_nodes,
     # After every decision: memory is counted for each Worker, modules once.
     estimate_costs,
     # After estimate_costs: by the peaks that a profile measured.
