@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dataflow.memory_limits import MemoryLimits, MemoryNeed
-from engine.plan.memory_margins import describe_stand, measure_margin
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.memory_messages import LimitLowered, Short
 
@@ -53,18 +52,17 @@ class LoweredLimits:
         if limits is None:
             return self._describe_end(node, before, short)
         self.lowered[node.name] = limits
-        margin = 1.0
-        # With less at once than planned the estimate is of something else.
-        if before == MemoryLimits.of(node.layout) and short.peak:
-            margin = measure_margin(self._plan, node, short.worker, short.peak)
+        peak = 0
+        # With less at once than planned its estimate is of something else.
+        if before == MemoryLimits.of(node.layout):
+            peak = short.peak
         return LimitLowered(
             node=node.name,
             worker=short.worker,
             limits=limits,
             before=before,
             error=short.error,
-            margin=margin,
-            stand=describe_stand(self._plan, node),
+            peak=peak,
         )
 
     def take_metrics(self) -> dict[str, float]:

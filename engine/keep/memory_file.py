@@ -11,6 +11,7 @@ limits and estimates again.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,12 @@ import msgspec
 from dataflow.errors import RunError
 from dataflow.memory_limits import MemoryLimits
 from engine.keep.run_folder import MEMORY, RunFolder
-from engine.plan.memory_margins import NodeMemory, RunMemory, describe_stand
+from engine.plan.memory_margins import NodeMemory, RunMemory, describe_stand, measure_margin
 from engine.plan.plan import Plan
 from engine.protocol.events import InstructionTold
 from engine.protocol.memory_messages import LimitLowered
+
+_log = logging.getLogger(__name__)
 
 
 def read_memory(folder: Path) -> dict[str, NodeMemory]:
@@ -63,18 +66,24 @@ class MemoryRecord:
 
     takes = (LimitLowered,)
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, plan: Plan, folder: RunFolder) -> None:
+        self._plan, self._folder = plan, folder
         self._memory = read_memory(folder.path)
 
     def take(self, event: InstructionTold) -> None:
         """See `engine.protocol.events`."""
         lowered = event.instruction
         assert isinstance(lowered, LimitLowered)
-        before = self._memory.get(lowered.node)
-        margin = lowered.margin if before is None else max(before.margin, lowered.margin)
-        self._memory[lowered.node] = NodeMemory(
-            limits=lowered.limits, stand=lowered.stand, margin=round(margin, 4)
+        node, before = self._plan.node(lowered.node), self._memory.get(lowered.node)
+        margin = 1.0 if before is None else before.margin
+        if lowered.peak:
+            measured = measure_margin(self._plan, node, lowered.worker, lowered.peak)
+            margin = max(margin, round(measured, 4))
+        self._memory[node.name] = NodeMemory(
+            limits=lowered.limits, stand=describe_stand(self._plan, node), margin=margin
         )
+        if margin > 1 and (before is None or margin > before.margin):
+            counted = "from now on its bytes are counted"
+            _log.warning("%s: %s %.2f times in plans of this run", node.name, counted, margin)
         text = msgspec.json.format(msgspec.json.encode(self._memory)).decode()
         self._folder.write_text(MEMORY, text)

@@ -39,9 +39,8 @@ class Short:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitLowered:
-    """A node has lower limits from now on, for the rest of the run, where it stands like this.
-    error: why, as the kernel said it. margin: how much more it needs than the plan says
-    (engine/plan/memory_margins.py).
+    """A node has lower limits from now on, for the rest of the run. error: why, as the kernel said
+    it. peak: as of Short, where the limits were the plan's before; else 0.
     """
 
     node: str
@@ -49,5 +48,4 @@ class LimitLowered:
     limits: MemoryLimits
     before: MemoryLimits
     error: str
-    margin: float = 1.0
-    stand: str = ""
+    peak: int = 0

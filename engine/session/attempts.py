@@ -235,7 +235,7 @@ class _Run:
             stream.add(early)
             stream.on(stack.enter_context(settled_memory()), Opened)
             stream.add(recording)
-            stream.add(MemoryRecord(self._folder))
+            stream.add(MemoryRecord(plan, self._folder))
             stream.add(part_record)
             if self._layouts is not None:
                 stream.add(self._layouts)

@@ -97,7 +97,4 @@ def describe_lowered(lowered: LimitLowered) -> str:
         less = f"computes at most {limits.tokens} tokens at once, not {before.tokens}"
     else:
         less = "computes layers again in its backward pass"
-    why = f"as {lowered.worker} was short: {lowered.error}"
-    if lowered.margin > 1:
-        why += f"; it needs {lowered.margin:.2f} times what the plan says"
-    return f"{lowered.node}: from now on {less}, {why}"
+    return f"{lowered.node}: from now on {less}, as {lowered.worker} was short: {lowered.error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from engine.coordinator.live_tokens import LiveTokens
 from engine.coordinator.prompt_table import PromptTable
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.planned_source import LiveRoom, PlannedSource
+from engine.protocol.refs import Ref
 from engine.run.simulated_workers.simulation import Simulation
 from tests.kit.plans import learning_nodes, plan_of, planned_node
 from tests.kit.simulations import simulation
@@ -139,14 +141,14 @@ class GrowingRun:
         self.run: Simulation = simulation(growing_plan(room), settings=Settings(steps=steps))
         keep = self.run.workers.outbox.keep
 
-        def kept(worker: str, node: PlannedNode, *others: object) -> object:
+        def kept(worker: str, node: PlannedNode, *others: Any) -> Ref:
             ref = keep(worker, node, *others)
             if not node.traits.generates:
                 return ref
             tokens = 10 * 2**self.run.coordinator.version
             return replace(ref, lengths=np.full(len(ref.keys), tokens))
 
-        self.run.workers.outbox.keep = kept
+        self.run.workers.outbox.keep = kept  # type: ignore[method-assign]
         self.run.run()
 
 
