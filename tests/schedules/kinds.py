@@ -233,6 +233,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "ranked resumed": lambda seed: _killed_and_resumed(ranked_case(seed)),
     "relayout": _relayout,
     "short": lambda seed: prove(short_case(seed)),
+    "ranked short": lambda seed: prove(replace(ranked_case(seed), shorts=5)),
     "growing": _growing,
     "growing resumed": lambda seed: _killed_and_resumed(growing_case(seed)),
     "relayout short": _relayout_short,

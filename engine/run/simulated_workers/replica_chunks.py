@@ -38,7 +38,9 @@ class ReplicaChunks:
         self._worker, self._world, self._chunks, self._run = worker, world, chunks, run
 
     def run(self, chunk: m.RunChunk, done: Done) -> None:
-        """Begin once all ranks are here; end with the last of them."""
+        """Begin once all ranks are here; end with the last of them. One whose memory runs out ends
+        alone.
+        """
         self._meet("chunk", chunk, partial(self._begin, chunk, done))
 
     def give_nothing(self, chunk: m.RunChunk, failed: m.FetchFailed, done: Done) -> None:
@@ -66,6 +68,12 @@ class ReplicaChunks:
                 self._worker.note_compute(self._world.clock.now - begun)
             self._say_ended(chunk, done)
 
+        if self._world.shorts.ends(chunk):
+            short = self._world.shorts.find(chunk)
+            assert short is not None
+            self._worker.say(self._world.shorts.say(chunk, short))
+            self._world.end_short(self._worker.name)
+            return
         version = self._chunks.version_at(chunk.node, begun)
         self._world.groups.require_one_version(chunk, version)
         if self._world.groups.is_nothing_given(chunk.id):

@@ -322,6 +322,14 @@ class SimulatedWorkers:
         self.clock.after(blow.after, partial(worker.stop, blow.stopped))
         self.clock.after(blow.after + patience, give_up)
 
+    def end_short(self, worker: str) -> None:
+        """A Worker ends that has said that it is short; that death does not count."""
+        short = self._workers[worker]
+        short.die()
+        # A process that ends by itself has sent what it said: it is heard before its end.
+        seconds = self._faults.delay + self._upto(self._faults.detect)
+        self.clock.after(seconds, partial(self._find_lost, short))
+
     def _kill(self, worker: SimulatedWorker) -> None:
         """The process dies; what it had sent may still arrive, even after its death is known."""
         if worker.gone or self._hits[worker.name] >= 2:
