@@ -189,3 +189,13 @@ def fail_above(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         return call(*args, **kwargs)
 
     monkeypatch.setattr(site.owner, site.name, limited)
+
+
+def test_with_few_live_tokens_the_intake_waits_and_the_run_ends(tiny: TinyRuns) -> None:
+    """Of a lag of 3 one Step is outstanding, as its own rows have more tokens than that."""
+    how: dict[str, Any] = {"workers": "apart", "live_tokens": 1}
+    run = tiny.run(partial(small, max_lag=3), 4, **how)
+    assert column(run, "step") == [1.0, 2.0, 3.0, 4.0]
+    assert column(run, "intake/held_back") == [3 * 4.0] * 4
+    assert column(run, "policy/lag/max") == [0.0] * 4
+    assert max(column(run, "intake/live_tokens")) > 1

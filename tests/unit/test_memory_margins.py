@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dataflow.errors import PlanError, RunError
+from dataflow.errors import PlanError, RunError, ShortOfMemory
 from dataflow.memory_limits import MemoryLimits
 from engine.coordinator.relayout_policy import RelayoutPolicy
 from engine.keep.layouts_file import encode_layouts, read_layouts
@@ -24,7 +25,9 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.plan.worker_peaks import process_bytes
 from engine.protocol.events import InstructionTold
 from engine.protocol.memory_messages import LimitLowered
+from engine.run.worker.counters import peak_bytes
 from engine.run.worker.short_memory import read_asked_bytes
+from engine.run.worker.timing import Timing
 from engine.session.layouts import plan_resumed
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import CLUSTER, planned
@@ -74,6 +77,22 @@ def test_a_margin_is_what_passed_over_what_was_estimated(plan: Plan) -> None:
 )
 def test_what_was_asked_for_is_in_the_error(error: str, asked: int) -> None:
     assert read_asked_bytes(error) == asked
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_card_the_peak_is_what_torch_had_and_what_it_asked_for() -> None:
+    """The same code path as on a host, with the allocator's own error."""
+    free_bytes, _ = torch.cuda.mem_get_info()
+    held = torch.empty(1 << 26, dtype=torch.uint8, device="cuda")
+    wanted = r"rollout: .* its memory ran out"
+    with (
+        pytest.raises(ShortOfMemory, match=wanted) as caught,
+        Timing("main").during("rollout", "rollout", "chunk 1"),
+    ):
+        torch.empty(2 * free_bytes, dtype=torch.uint8, device="cuda")
+    assert peak_bytes() >= held.nbytes
+    assert read_asked_bytes(str(caught.value)) == pytest.approx(2 * free_bytes, rel=0.01)
 
 
 def test_later_plans_count_with_a_margin_and_take_the_limits(plan: Plan) -> None:
