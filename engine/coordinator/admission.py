@@ -163,7 +163,8 @@ class Admission:
     def _room_beside(self, outstanding: int, version: int, ahead: int) -> int:
         """How many more prompts the bound allows beside these."""
         room = (1 + ahead) * self.source.batch
-        room = min(room, self.live.most())
+        if self.live.is_bounded:
+            room = min(room, self.live.most())
         if self._steps is not None:
             room = min(room, (self._steps - version) * self.source.batch)
         return room - outstanding
