@@ -5,8 +5,9 @@ refilling select may reject. Does not own: the policies' formulas (intake.py), w
 stand (prompt_table.py), nor the moments that decide when any of this happens (course.py).
 
 Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the
-remaining Steps can train. While some outbox spills to files, none is admitted beyond one batch: a
-Step can always be formed, so that it ends. Back-pressure acts here and nowhere else.
+remaining Steps can train. Beyond one batch none is admitted that memory would not hold with rows as
+long as they are just now (live_tokens.py), nor any while some outbox spills to files: a Step can
+always be formed, so that it ends. Back-pressure acts here and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from dataflow.arrays import all_true, any_true
 from engine.coordinator import intake
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.live_tokens import LiveTokens
 from engine.coordinator.lost_rows import EmptiedGroup
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN
@@ -47,6 +49,7 @@ class Admission:
     def __init__(self, source: PlannedSource, table: PromptTable, *, steps: int | None) -> None:
         self.source = source
         self.table = table
+        self.live = LiveTokens(source, table.nodes)
         self.rows = 0
         """Rows in one pass; known once the source has opened."""
         self.admitted = 0
@@ -73,9 +76,8 @@ class Admission:
     @property
     def prompt_counts(self) -> tuple[int, int, int, int]:
         """Prompts: finished and in no Step yet, of a Step, outstanding, the most outstanding."""
-        prompts, batch = self.table.prompts, self.source.batch
-        most = (1 + self.source.max_lag) * batch
-        return prompts.count[FINISHED], batch, prompts.outstanding, most
+        prompts, most = self.table.prompts, self.live.most()
+        return prompts.count[FINISHED], self.source.batch, prompts.outstanding, most
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -161,6 +163,8 @@ class Admission:
     def _room_beside(self, outstanding: int, version: int, ahead: int) -> int:
         """How many more prompts the bound allows beside these."""
         room = (1 + ahead) * self.source.batch
+        if self.live.is_bounded:
+            room = min(room, self.live.most())
         if self._steps is not None:
             room = min(room, (self._steps - version) * self.source.batch)
         return room - outstanding

@@ -50,6 +50,7 @@ class Losses:
         self._training = parts.training
         self._replicas = parts.replicas
         self._checkpoints = parts.checkpoints
+        self._relayouts = parts.relayouts
         self._regions = parts.regions
         self.owed: list[Pending] = []
         self._mates: dict[str, tuple[str, ...]] = {}
@@ -158,6 +159,7 @@ class Losses:
         its Worker has lost what it had, that is a loss as any other. Ends the run if nothing is
         left to lower.
         """
+        self._relayouts.note_short(event.node)
         lowered = self._dispatch.limits.lower(event)
         if isinstance(lowered, str):
             if asked.wanted:

@@ -52,8 +52,17 @@ class LoweredLimits:
         if limits is None:
             return self._describe_end(node, before, short)
         self.lowered[node.name] = limits
+        peak = 0
+        # With less at once than planned its estimate is of something else.
+        if before == MemoryLimits.of(node.layout):
+            peak = short.peak
         return LimitLowered(
-            node=node.name, worker=short.worker, limits=limits, before=before, error=short.error
+            node=node.name,
+            worker=short.worker,
+            limits=limits,
+            before=before,
+            error=short.error,
+            peak=peak,
         )
 
     def take_metrics(self) -> dict[str, float]:

@@ -4,6 +4,8 @@
     bucket          that of min(mean, last); a higher one is entered 15 % beyond its start
     has to fit      max(mean, last) and the growth of the mean; where it is entered, 35 % more
     forced switch   the present layout does not fit
+    closed          a layout in which a node's memory ran out, from the bucket of that Step on, with
+                    those in which the node stands alike; none where it does so in all
     other switch    Steps until the bucket is left x seconds saved in each > 1.25 x its cost
 
 The mean is exponential. EARL has neither margins nor a cost. These lean to the smaller layout: a
@@ -17,6 +19,7 @@ what is measured (relayouts.py), nor how a switch is carried out (engine/session
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.plan.layout_table import LIVE_TOKENS, LayoutTable
@@ -43,8 +46,8 @@ class LayoutSwitch:
 
 
 class RelayoutPolicy:
-    """One run's. layout: the number of the present one. cost: seconds of a switch, as measured.
-    switches: how often there was one.
+    """One run's. table: with what was closed since. layout: the number of the present one. cost:
+    seconds of a switch, as measured. switches: how often there was one.
     """
 
     def __init__(self, table: LayoutTable, layout: int = 0) -> None:
@@ -52,6 +55,10 @@ class RelayoutPolicy:
         self.layout = layout
         self.cost = table.switch_seconds
         self.switches = 0
+        self.stands: Mapping[str, Sequence[str]] = {}
+        """Of each node how it stands in each layout: in equal ones it needs as much memory."""
+        self._short_nodes: set[str] = set()
+        """Whose memory ran out in the Step that is under way."""
         self._unreported: float | None = None
         self._step = 0
         self._mean = self._last = 0.0
@@ -61,6 +68,8 @@ class RelayoutPolicy:
 
     def note_step(self, step: int, live_tokens: float) -> None:
         """Take what a Step had; one that is repeated was noted. 0: nothing was measured."""
+        if live_tokens > 0:
+            self._close(live_tokens)
         if step <= self._step or live_tokens <= 0:
             return
         self._step, self._last = step, live_tokens
@@ -68,6 +77,19 @@ class RelayoutPolicy:
         self._mean = before + SMOOTHING * (live_tokens - before)
         self._slope = self._mean - before
         self._bucket = self._settle(min(self._mean, live_tokens))
+
+    def note_short(self, node: str) -> None:
+        """A node's memory ran out in the present layout, in the Step that is under way."""
+        self._short_nodes.add(node)
+
+    def _close(self, live_tokens: float) -> None:
+        """Close the layouts in which memory ran out, as the Step has had so many live tokens."""
+        for node in sorted(self._short_nodes):
+            stands = self.stands.get(node, range(len(self.table.layouts)))
+            alike = [n for n, stand in enumerate(stands) if stand == stands[self.layout]]
+            if len(alike) < len(stands):
+                self.table = self.table.close_from(alike, live_tokens)
+        self._short_nodes.clear()
 
     def note_switch(self, layout: int) -> None:
         """The run goes on with this layout."""

@@ -43,6 +43,11 @@ class Relayouts:
             self._tokens[node] += int(ref.lengths.sum())
             self._counts[node] += len(ref.lengths)
 
+    def note_short(self, node: str) -> None:
+        """A node's memory ran out."""
+        if self._policy is not None:
+            self._policy.note_short(node)
+
     def end_step(self, step: int) -> dict[str, float]:
         """Take what a Step had, as it ends; returns its metrics."""
         if self._policy is None:

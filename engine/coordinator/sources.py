@@ -134,7 +134,17 @@ class Sources:
             "data/lost_rows": float(sum(a.lost_rows for a in admissions)),
             "data/overlong": float(sum(a.overlong for a in admissions)),
             "data/admitted": float(sum(a.admitted for a in admissions)),
+            **self._live_metrics(),
         }
+
+    def _live_metrics(self) -> dict[str, float]:
+        """Of sources of which memory may hold fewer prompts than their lag allows."""
+        bounded = [a for a in self.admissions.values() if a.live.is_bounded]
+        if not bounded:
+            return {}
+        tokens = sum(a.table.prompts.outstanding * (a.live.expect() or 0.0) for a in bounded)
+        held_back = sum(a.source.allowed - a.live.most() for a in bounded)
+        return {"intake/live_tokens": tokens, "intake/held_back": float(held_back)}
 
     # --- the verbs of a region --------------------------------------------------------------------
 
@@ -142,6 +152,8 @@ class Sources:
         """As in RunRegion."""
         node = chunk.node
         table = self.tables[node.source]
+        live = self.admissions[node.source].live
+        live.note(node.name, int(ref.lengths.sum()), len(ref.lengths))
         number = table.add_rows(node.name, ref)
         if table.stream is not None:
             table.stream.note_rows(chunk)
@@ -173,6 +185,7 @@ class Sources:
         """
         source = node.source
         self._note_loss(source)
+        self.admissions[source].live.note(node.name, 0, 1)
         what = self.tables[source].lose_row(event.node, event.key, failed=event.failed)
         if what == "group":
             return self.drop_group(node, event)

@@ -7,6 +7,7 @@ commit). Does not own: the content of any other file.
         graph.json  plan.json  plan.txt     what was planned
         changes.json                        what a resume accepted as changed, from which Step on
         layouts.json                        its layouts, with --relayout (layouts_file.py)
+        memory.json                         what memory that ran out has taught it (memory_file.py)
         command.txt  versions.json          what was run: command line; packages, Python, git commit
         metrics.jsonl                       one object a Step
         parts.jsonl                         how Steps were cut, with --stream arrival (part_record)
@@ -44,9 +45,10 @@ FORMAT = 1
 LOCK = ".lock"
 ENDED = "ended.json"
 PARTS = "parts.jsonl"
+MEMORY = "memory.json"
 FILES = (
     *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
-    *("layouts.json", "profile.json"),
+    *("layouts.json", "profile.json", MEMORY),
     *("metrics.jsonl", PARTS, "command.txt", "versions.json", ENDED, LOCK),
 )
 FOLDERS = ("samples", "trace", "checkpoints", "logs", "events")

@@ -5,7 +5,8 @@ Workers share which memory (checks/memory.py), the words (explain/contexts.py).
 
 A node's rows grow while those of all others stay as they are planned. Its bytes grow as the
 formulas say, from what was estimated, so that a measured correction counts, too. They never become
-fewer, and bisection finds the last length that fits.
+fewer, and bisection finds the last length that fits. Of a source with a lag the rows of one Step
+wait then: as rows grow the intake slows first, from so many live tokens on.
 """
 
 from __future__ import annotations
@@ -23,11 +24,22 @@ from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.passes.estimate import estimate_at, longest_rows
+from engine.plan.passes.intake_fit import (
+    FINEST,
+    count_held,
+    describe_room,
+    find_share,
+    hold,
+    list_late_sources,
+)
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.waiting_rows import measure_waiting_rows
 from engine.plan.worker_index import workers_by_host
 
 _MOST = 2**24
 """Tokens of a row, where no Model's positions are fewer."""
+_MOST_SHARES = 2**16
+"""1024ths of what a lag allows, up to which is looked for what memory holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +58,44 @@ class ContextLimit:
     """Rows of the planned length that the cache holds at once; 0 where `by` is not `cache`."""
 
 
-def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
-    """Find the limit of each node that computes with a Model of known size, outside of
-    evaluations.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeLimit:
+    """From how many live tokens on the intake of a source with a lag slows. planned: the most that
+    the graph and the lag allow.
     """
-    if plan.program is None or plan.cluster is None:
+
+    source: str
+    planned: int
+    slows: int
+
+
+def list_intake_limits(plan: Plan) -> Iterator[IntakeLimit]:
+    """Find the limit of each source with a lag below which rows are generated, where memory, or a
+    user, sets one.
+    """
+    draft = _draft_of(plan)
+    if draft is None:
         return
-    draft = Draft(
+    late_sources = list_late_sources(draft.sources)
+    share = find_share(draft, 0, most=_MOST_SHARES) if late_sources else 0.0
+    for source in late_sources:
+        rows = measure_waiting_rows(draft, source.name)
+        room = describe_room(count_held(source, share), rows)
+        slows = room.live_tokens(source.allowed)
+        if source.live_tokens:
+            slows = min(slows, source.live_tokens)
+        elif share >= _MOST_SHARES / FINEST:
+            continue
+        if rows.longest:
+            planned = source.allowed * rows.longest
+            yield IntakeLimit(source=source.name, planned=planned, slows=slows)
+
+
+def _draft_of(plan: Plan) -> Draft | None:
+    """The draft that a plan was made of, as far as memory goes; None for one without a graph."""
+    if plan.program is None or plan.cluster is None:
+        return None
+    return Draft(
         graph=plan.program,
         seed=plan.seed,
         cluster=plan.cluster,
@@ -67,12 +110,23 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
         processes=plan.processes,
         phase=plan.phase,
     )
+
+
+def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
+    """Find the limit of each node that computes with a Model of known size, outside of
+    evaluations.
+    """
+    draft = _draft_of(plan)
+    if draft is None:
+        return
+    if list_late_sources(draft.sources):
+        draft = hold(draft, 0.0)
     models = {model.name: cost_of_model(model) for model in draft.graph_models}
     costs = PlanCosts(draft, draft.graph, draft.cluster, models=models)
-    positions = row_positions(plan.program)
+    positions = row_positions(draft.graph)
     by_host = workers_by_host(draft, draft.workers)
     estimate, planned_rows = estimate_at(draft), longest_rows(draft)
-    for node in plan.nodes:
+    for node in draft.nodes:
         if node.region == "evaluation" or costs.sizes(node.name) is None:
             continue
         # No row is longer than the positions of whoever makes it or reads it.

@@ -14,6 +14,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
+from engine.plan.memory_margins import NodeMemory
 from engine.plan.placement import Placing
 from engine.plan.plan import Decisions
 
@@ -30,6 +31,8 @@ class Draft(Decisions):
     placing: Placing = field(default_factory=Placing)
     profile: Profile | None = None
     """Whose measured rates count before the catalogue's."""
+    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
+    """Of nodes whose memory ran out in the run that goes on."""
     dataset: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     """Source node -> the columns of its data."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +94,17 @@ class LayoutTable:
         layouts = list(self.layouts)
         layouts[layout] = replace(layouts[layout], closed=why)
         return replace(self, layouts=tuple(layouts))
+
+    def close_from(self, layouts: Collection[int], live_tokens: float) -> LayoutTable:
+        """The table with these layouts closed in the bucket of so many live tokens, and above: they
+        do not fit there.
+        """
+        start = self.buckets[self.bucket_at(live_tokens)].start
+        closed = list(self.layouts)
+        for number in layouts:
+            most = min(closed[number].most, max(0, start - 1))
+            closed[number] = replace(closed[number], most=most)
+        return replace(self, layouts=tuple(closed))
 
     def lines(self) -> list[str]:
         """The table in words, a line for all buckets beside each other with one layout."""

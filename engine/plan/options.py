@@ -114,6 +114,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
+    live_tokens: int = 0
+    """Most tokens of answers of prompts that wait beyond a Step's batch; 0: what memory holds."""
     relayout: RelayoutWish = field(default_factory=dict)
     """Other options from so many live tokens on (16384=replicas.rollout=2), at a Step; auto."""
     turns: tuple[tuple[str, ...], ...] = ()
@@ -241,6 +243,7 @@ def make_placing(options: RunOptions) -> Placing:
         objective=options.objective,
         stream=options.stream,
         part_tokens=options.part_tokens,
+        live_tokens=options.live_tokens,
         turns=options.turns,
         hosts=hosts,
         weights=options.weights,

@@ -64,6 +64,8 @@ class Placing:
     """`auto`: the price of whole plans chooses."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: the planner chooses."""
+    live_tokens: int = 0
+    """Tokens of answers, of all outstanding prompts, beyond one Step's; 0: what memory holds."""
     search: Search = "off"
     """`auto`: the price of whole plans chooses layouts and places that nobody asked for."""
     objective: Objective = "seconds"

@@ -260,6 +260,8 @@ class Decisions:
     """Variables of a Worker's process that its kernels need."""
     processes: Mapping[str, PlannedProcess] = field(default_factory=dict)
     """What the process of each Worker takes beside its nodes; none on hosts with GPUs."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """Of nodes whose memory ran out in the run before: by how much their bytes are counted more."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     phase: PlannedPhase | None = None

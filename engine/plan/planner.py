@@ -17,6 +17,7 @@ from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
 from engine.plan.layout_choice import ChosenPlan, PlanSeconds, TimeStep, choose_layouts
+from engine.plan.memory_margins import RunMemory
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
@@ -39,11 +40,13 @@ def make_plan(
     phase: PlannedPhase | None = None,
     profile: Profile | None = None,
     time_step: TimeStep | None = None,
+    memory: RunMemory | None = None,
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host). threads: of each
     kernel (None: all cores of its Worker). placing: None for one Worker. phase: its place in a
     Program. profile: measured rates, by which seconds are predicted. time_step: by whose seconds
-    the layouts of a search are compared (None: their price). Raises PlanError.
+    the layouts of a search are compared (None: their price). memory: what memory that ran out has
+    taught, where a run goes on. Raises PlanError.
     """
     chosen = choose_plan(
         checked,
@@ -54,6 +57,7 @@ def make_plan(
         phase=phase,
         profile=profile,
         time_step=time_step,
+        memory=memory,
     )
     return chosen.plan
 
@@ -68,6 +72,7 @@ def choose_plan(
     phase: PlannedPhase | None = None,
     profile: Profile | None = None,
     time_step: TimeStep | None = None,
+    memory: RunMemory | None = None,
     lengths: StepLengths = ASSUMED,
     plans: dict[str, Plan] | None = None,
 ) -> ChosenPlan:
@@ -80,7 +85,7 @@ def choose_plan(
 
     def draft_of(wishes: Placing) -> Draft:
         draft = _draft(checked, seed, threads, wishes, cluster, phase)
-        return replace(draft, profile=profile)
+        return replace(draft, profile=profile, memory=memory or {})
 
     def run_passes(wishes: Placing) -> Plan:
         return _run_passes(checked, draft_of(wishes))

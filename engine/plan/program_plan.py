@@ -21,6 +21,7 @@ from dataflow.randomness import stream_seed
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.layout_choice import TimeStep
+from engine.plan.memory_margins import RunMemory
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planned_phase import PlannedPhase
@@ -91,6 +92,7 @@ def make_program_plan(
     cluster: Cluster | None = None,
     profile: Profile | None = None,
     time_step: TimeStep | None = None,
+    memory: RunMemory | None = None,
 ) -> ProgramPlan:
     """Plan every phase for one machine. A wish for places counts in the phases that have its nodes.
     Raises PlanError, which names the phase.
@@ -117,6 +119,7 @@ def make_program_plan(
                 phase=phase,
                 profile=profile,
                 time_step=time_step,
+                memory=memory,
             )
         except PlanError as error:
             raise PlanError(f"{program.label(number)}: {error}") from error

@@ -20,6 +20,8 @@ from dataflow.memory_limits import MemoryLimits, MemoryNeed
 class Short:
     """A kernel had no memory for a task. limits: those that were in force; need: what it was at;
     of several ranks one has it, the others say that one of them was short. error: in its words.
+    peak: bytes that its process had at most, with those that it asked for last: on its GPU if it
+    uses one, else on the host; 0 where nobody measured.
 
     is_lost: whether only a checkpoint, or another process, has what the Worker had; else it is as
     it was before, but for what had come of the task.
@@ -31,13 +33,14 @@ class Short:
     limits: MemoryLimits
     need: MemoryNeed = field(default_factory=MemoryNeed)
     error: str = ""
+    peak: int = 0
     is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitLowered:
     """A node has lower limits from now on, for the rest of the run. error: why, as the kernel said
-    it.
+    it. peak: as of Short, where the limits were the plan's before; else 0.
     """
 
     node: str
@@ -45,3 +48,4 @@ class LimitLowered:
     limits: MemoryLimits
     before: MemoryLimits
     error: str
+    peak: int = 0

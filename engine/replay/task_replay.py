@@ -92,10 +92,12 @@ class Replay:
         self._rank_plan = self.plan
         if self._seat.rank > 0:
             self._rank_plan = _drop_single_ranks(self.plan)
+        worker_plan = _place_as_rank(self._rank_plan, self._seat.rank)
+        channel = InprocChannel()
         self._worker = Worker(
             WORKER,
-            _place_as_rank(self._rank_plan, self._seat.rank),
-            channel=InprocChannel(),
+            worker_plan,
+            channel=channel,
             inproc=True,
             group=self._seat.group,
         )
@@ -167,6 +169,7 @@ class Replay:
             inputs=inputs,
             spans=task.spans,
             weights=task.weights,
+            limits=task.limits,
         )
         batches: list[Batch] = []
         for event in self._carry_out(chunk):
@@ -399,7 +402,8 @@ def _place_on_one_worker(plan: Plan, opened_nodes: set[str]) -> Plan:
     nodes: list[PlannedNode] = []
     for node in plan.nodes:
         workers = (WORKER,) if node.name in opened_nodes else ()
-        nodes.append(replace(node, workers=workers, layout=replace(node.layout, replicas=1)))
+        layout = replace(node.layout, replicas=1)
+        nodes.append(replace(node, workers=workers, layout=layout))
     return replace(
         plan,
         nodes=tuple(nodes),

@@ -24,6 +24,7 @@ def train_step(task: RecordedTask, inputs: m.Inputs, worker: str) -> m.TrainStep
         total=main_rows.total,
         inputs=inputs,
         others=other_sets,
+        limits=task.limits,
     )
 
 
@@ -41,6 +42,7 @@ def train_part(task: RecordedTask, part: int, inputs: m.Inputs, worker: str) -> 
         total=main_rows.total,
         inputs=inputs,
         others=other_sets,
+        limits=task.limits,
     )
 
 

@@ -31,6 +31,7 @@ from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.keep.flow.background_records import fold_meanwhile
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.writer import FlowWriter
+from engine.keep.memory_file import MemoryRecord, find_lowered, read_memory
 from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb
 from engine.keep.metrics.step_accounts import RunMetrics
@@ -181,7 +182,7 @@ class _Run:
         self.step = plan.first
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
-        self._limits: Mapping[str, MemoryLimits] = {}
+        self._limits: Mapping[str, MemoryLimits] = find_lowered(plan, read_memory(folder.path))
         self.has_lowered = False
         """Whether memory ran out in the last attempt, so that the next one takes less at once."""
         self._stopped: StopRequested | None = None
@@ -234,6 +235,7 @@ class _Run:
             stream.add(early)
             stream.on(stack.enter_context(settled_memory()), Opened)
             stream.add(recording)
+            stream.add(MemoryRecord(plan, self._folder))
             stream.add(part_record)
             if self._layouts is not None:
                 stream.add(self._layouts)

@@ -102,7 +102,10 @@ def run(
     _refuse_cluster_file(options)
     source = source_of(graph)
     planned_run = plan_run(
-        layouts, options, lambda changed: plan(graph, changed), partial(find_layouts, graph)
+        layouts,
+        options,
+        lambda changed, memory: plan(graph, changed, memory=memory),
+        partial(find_layouts, graph),
     )
     planned = planned_run.present.planned
     name = options.name or planned.graph
@@ -199,7 +202,7 @@ def resume(
         planned_run = plan_resumed(
             opened,
             options,
-            lambda changed: plan(checked, changed),
+            lambda changed, memory: plan(checked, changed, memory=memory),
             partial(find_layouts, checked),
             asks_anew=changes.get("relayout") is not None,
         )

@@ -21,10 +21,12 @@ from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceRecord
 from engine.keep.checkpoint.store import CheckpointStore
 from engine.keep.layouts_file import LAYOUTS, KeptSwitch, encode_layouts, read_layouts
+from engine.keep.memory_file import read_memory
 from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.explain import explain
 from engine.plan.layout_table import LayoutTable
+from engine.plan.memory_margins import RunMemory, describe_stand
 from engine.plan.options import AUTO, RunOptions, keep_choice
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
@@ -36,7 +38,7 @@ from engine.session.run_beginning import Beginning, write_changes
 
 _log = logging.getLogger(__name__)
 
-MakePlan = Callable[[RunOptions], AnyPlan]
+MakePlan = Callable[[RunOptions, RunMemory], AnyPlan]
 SearchTable = Callable[[RunOptions], LayoutTable | None]
 WHERE = "plan of the run"
 """Where changes.json says that the layout changed."""
@@ -59,15 +61,20 @@ class RunLayouts:
         self,
         table: LayoutTable,
         layouts: Sequence[PlannedLayout | None],
+        make: MakePlan,
         present: int,
         switches: tuple[KeptSwitch, ...] = (),
     ) -> None:
-        """layouts: None for one that is closed. present: the number of the first. switches: those
-        before.
+        """layouts: None for one that is closed. make: plans. present: the number of the first.
+        switches: those before.
         """
-        self._layouts = layouts
+        self._layouts = list(layouts)
+        self._make = make
         self._switches = switches
+        self._folder: RunFolder | None = None
+        self._written = table
         self.policy = RelayoutPolicy(table, present)
+        self.policy.stands = _describe_stands(layouts)
         self.policy.switches = len(switches)
         self._closed_at: float | None = None
         """When the last Step was closed, by the loop's clock."""
@@ -102,18 +109,48 @@ class RunLayouts:
 
     def write(self, folder: RunFolder) -> None:
         """Write layouts.json."""
+        self._folder, self._written = folder, self.policy.table
         text = encode_layouts(self.policy.table, self.policy.layout, self._switches)
         folder.write_text(LAYOUTS, text)
 
     def take(self, event: InstructionTold | EventHeard | Opened) -> None:
         """See `engine.protocol.events`. A switch takes from the end of the Step before it until
-        everything is open again.
+        everything is open again. At a Step's end layouts may have been closed.
         """
         if not isinstance(event, Opened):
             self._closed_at = event.at
+            self._keep_closed()
         elif self._is_switching and self._closed_at is not None:
             self.policy.note_cost(event.at - self._closed_at)
             self._is_switching = False
+
+    def _keep_closed(self) -> None:
+        """Write which layouts memory that ran out has closed, and say so, once each."""
+        table = self.policy.table
+        if table == self._written or self._folder is None:
+            return
+        pairs = zip(self._written.layouts, table.layouts, strict=True)
+        for number, (before, after) in enumerate(pairs):
+            if before != after:
+                where = f"beyond {after.most:.0f} live tokens"
+                _log.warning("layout %d (%s) is closed %s: memory ran out", number, after, where)
+        self.write(self._folder)
+
+    def plan_present_anew(self, folder: RunFolder) -> None:
+        """Plan the present layout with what memory that ran out has taught. If it does not fit with
+        that it stays as it was planned: limits are lowered where its memory runs out, too.
+        """
+        memory = read_memory(folder.path)
+        if not memory:
+            return
+        number, layout = self.policy.layout, self.present
+        try:
+            planned = self._make(layout.options, memory)
+        except PlanError as error:
+            _log.warning("layout %d stays as it was planned: %s", number, error)
+            return
+        planned = note_layouts(planned, self.policy.table)
+        self._layouts[number] = replace(layout, planned=planned)
 
     def switch(self, relayout: Relayout, folder: RunFolder, begins: Beginning) -> Beginning:
         """Have another layout from the last checkpoint on; returns how the next attempt begins."""
@@ -134,6 +171,7 @@ class RunLayouts:
         )
         self._switches = (*self._switches, switch)
         self.policy.note_switch(relayout.layout)
+        self.plan_present_anew(folder)
         self._is_switching = True
         self.write(folder)
         planned = self.present.planned
@@ -222,9 +260,9 @@ def plan_run(
     """
     table = table or _find_table(options, search)
     if table is None:
-        return _plan_one(options, make)
+        return _plan_one(options, make, {})
     table, planned = _plan_all(table, options, make)
-    layouts = RunLayouts(table, planned, table.first)
+    layouts = RunLayouts(table, planned, make, table.first)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
@@ -241,21 +279,24 @@ def plan_resumed(
     cannot be planned is closed, unless it is the last. Raises RunError for a damaged record,
     GraphError, PlanError.
     """
-    recorded = read_layouts(folder.path)
+    recorded, memory = read_layouts(folder.path), read_memory(folder.path)
+    if recorded is None and not options.relayout:
+        return _plan_one(options, make, memory)
     if recorded is None:
         return plan_run(None, options, make, search)
     table = recorded.table()
     if asks_anew:
         table = _find_table(options, search)
     if table is None:
-        return _plan_one(options, make)
+        return _plan_one(options, make, memory)
     number = table.first
     texts = [layout.text for layout in table.layouts]
     last = recorded.layouts[recorded.present].text
     if last in texts:
         number = texts.index(last)
     table, planned = _plan_all(table, options, make, needed=None if asks_anew else number)
-    layouts = RunLayouts(table, planned, number, recorded.switches)
+    layouts = RunLayouts(table, planned, make, number, recorded.switches)
+    layouts.plan_present_anew(folder)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
@@ -264,8 +305,17 @@ def _find_table(options: RunOptions, search: SearchTable) -> LayoutTable | None:
     return search(options) if options.relayout == AUTO else read_relayout(options)
 
 
-def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
-    present = PlannedLayout(options=options, planned=make(options))
+def _plan_one(options: RunOptions, make: MakePlan, memory: RunMemory) -> PlannedRun:
+    """Raises PlanError, which says so where it counts with what was measured."""
+    try:
+        planned = make(options, memory)
+    except PlanError as error:
+        if not memory:
+            raise
+        what = "bytes are counted as memory ran out (memory.json)"
+        fix = "another layout, or without that file those of the formulas count"
+        raise PlanError(f"{error}\n{what}. Fix: {fix}.") from error
+    present = PlannedLayout(options=options, planned=planned)
     return PlannedRun(options=options, present=present)
 
 
@@ -283,7 +333,7 @@ def _plan_all(
             options = keep_choice(options, first.planned.phases)
         changed = replace(options, **layout.changes, relayout={})
         try:
-            planned = make(changed)
+            planned = make(changed, {})
         except PlanError as error:
             if needed not in (None, number):
                 _log.warning("layout %d (%s) cannot be planned: %s", number, layout, error)
@@ -298,3 +348,14 @@ def _plan_all(
         planned = note_layouts(planned, table)
         layouts.append(PlannedLayout(options=changed, planned=planned))
     return table, layouts
+
+
+def _describe_stands(layouts: Sequence[PlannedLayout | None]) -> dict[str, list[str]]:
+    """Of each node how it stands in each layout, in all phases that have it."""
+    stands: dict[str, list[str]] = {}
+    for number, layout in enumerate(layouts):
+        for phase in layout.planned.phases if layout is not None else ():
+            for node in phase.nodes:
+                of_layouts = stands.setdefault(node.name, [""] * len(layouts))
+                of_layouts[number] += describe_stand(phase, node)
+    return stands

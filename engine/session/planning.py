@@ -24,6 +24,7 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.profile import Profile, read_profile
 from engine.plan.layout_table import LayoutTable
+from engine.plan.memory_margins import RunMemory
 from engine.plan.options import AUTO, RunOptions
 from engine.plan.placement import Placing, resolve_labels
 from engine.plan.plan import Plan
@@ -45,6 +46,7 @@ def plan(
     *,
     cluster: Cluster | None = None,
     simulated: bool = False,
+    memory: RunMemory | None = None,
 ) -> Plan: ...
 @overload
 def plan(
@@ -53,6 +55,7 @@ def plan(
     *,
     cluster: Cluster | None = None,
     simulated: bool = False,
+    memory: RunMemory | None = None,
 ) -> ProgramPlan: ...
 def plan(
     graph: Runnable,
@@ -60,13 +63,15 @@ def plan(
     *,
     cluster: Cluster | None = None,
     simulated: bool = False,
+    memory: RunMemory | None = None,
 ) -> AnyPlan:
     """Check and plan a graph, or every phase of a Program. cluster: hosts in the place of those
-    that the options name. simulated: nothing of it is going to run. Raises GraphError (with
-    options.strict, for warnings), PlanError.
+    that the options name. simulated: nothing of it is going to run. memory: of a run that goes on,
+    what memory that ran out has taught it. Raises GraphError (with options.strict, for warnings),
+    PlanError.
     """
     options = options or RunOptions()
-    task = _read_task(graph, options, cluster, simulated=simulated)
+    task = _read_task(graph, options, cluster, simulated=simulated, memory=memory)
     if options.relayout != AUTO:
         return note_layouts(task.plan(options), read_relayout(options))
     searched = task.search(options)
@@ -96,11 +101,12 @@ class _PlanningTask:
     cluster: Cluster | None
     rates: Profile | None
     simulated: bool
+    memory: RunMemory | None
 
     def plan(self, options: RunOptions) -> AnyPlan:
         """Plan it with these options, of which `relayout` does not count."""
         placing, cluster = self._read_wishes(options)
-        planned = _plan_checked(self.checked, options, placing, cluster, self.rates)
+        planned = _plan_checked(self.checked, options, placing, cluster, self.rates, self.memory)
         require_recordable(planned.phases, options.record)
         if options.strict and planned.warnings:
             raise GraphError(planned.warnings)
@@ -124,6 +130,7 @@ def _read_task(
     cluster: Cluster | None,
     *,
     simulated: bool,
+    memory: RunMemory | None = None,
 ) -> _PlanningTask:
     """Check a graph, find the machine and read its rates. Raises GraphError, PlanError."""
     checked = check(graph) if isinstance(graph, AnyGraph) else graph
@@ -131,7 +138,9 @@ def _read_task(
     rates = None
     if options.profile is not None:
         rates = _read_rates(options.profile, cluster)
-    return _PlanningTask(checked=checked, cluster=cluster, rates=rates, simulated=simulated)
+    return _PlanningTask(
+        checked=checked, cluster=cluster, rates=rates, simulated=simulated, memory=memory
+    )
 
 
 def note_layouts(planned: AnyPlan, table: LayoutTable | None) -> AnyPlan:
@@ -152,6 +161,7 @@ def _plan_checked(
     placing: Placing,
     cluster: Cluster | None,
     profile: Profile | None,
+    memory: RunMemory | None,
 ) -> AnyPlan:
     """Plan a graph, or all phases of a Program: these share out the wishes for places, and have
     Steps of their own. Raises PlanError.
@@ -166,6 +176,7 @@ def _plan_checked(
             cluster=cluster,
             profile=profile,
             time_step=time_step,
+            memory=memory,
         )
     _refuse_steps(options)
     return make_program_plan(
@@ -176,6 +187,7 @@ def _plan_checked(
         cluster=cluster,
         profile=profile,
         time_step=time_step,
+        memory=memory,
     )
 
 

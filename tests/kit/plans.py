@@ -16,6 +16,7 @@ from dataflow.check import check
 from dataflow.graph import Graph
 from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
+from engine.plan.memory_margins import RunMemory
 from engine.plan.options import RunOptions, make_placing
 from engine.plan.passes.shape import set_lags
 from engine.plan.placement import Placing
@@ -58,9 +59,9 @@ def save_tiny_header(folder: Path) -> None:
     (folder / "tiny" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
 
 
-def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:
+def planned(graph: Graph, cluster: Cluster = CLUSTER, *, memory: RunMemory | None = None) -> Plan:
     """A plan with all in one Worker, two threads each."""
-    return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster)
+    return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster, memory=memory)
 
 
 def grpo_plan(**params: Any) -> Plan:

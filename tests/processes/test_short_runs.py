@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from dataflow.errors import RunError
+from dataflow.errors import KernelError, RunError
 from dataflow.graph import Graph
+from engine.api import rerun, resume
+from engine.keep.memory_file import read_memory
 from graphs.grpo import grpo
 from operators.kernels.torch import forward
 from operators.kernels.torch.decode import Decoder
+from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.loss_backward import LossBackward
 from tests.kit.forked import forking
-from tests.kit.run_graphs import vowels
+from tests.kit.run_graphs import small, vowels
 from tests.kit.runs import column, require_alike, samples
 from tests.kit.short_graphs import ROOM, hungry_graph, limit_memory, take
 from tests.kit.tiny_runs import TinyRuns
@@ -137,3 +141,61 @@ def test_the_run_ends_when_a_single_row_has_no_room(
     wanted = r"rollout: expected room for decoding 1 rows at once, of which row \(\d+, \d+, 0\) has"
     with pytest.raises(RunError, match=wanted):
         tiny.run(with_reference, STEPS, inproc=True)
+
+
+@pytest.mark.parametrize("call", ["open", "load"])
+def test_weights_without_room_end_the_run_with_one_error(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """As the base is loaded, or a version; nothing can be taken at once less of."""
+
+    def short(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(TorchGenerate, call, short)
+    wanted = rf"rollout: {call}.*: its memory ran out, of which its process had .*2\.00 GiB\. Fix:"
+    with pytest.raises(KernelError, match=wanted):
+        tiny.run(partial(small, max_lag=1), STEPS, inproc=True)
+
+
+def test_a_rerun_has_the_limits_that_were_lowered(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a resume has them, too: its memory does not run out again."""
+    with monkeypatch.context() as limited:
+        for site in SITES:
+            fail_above(site, limited)
+        until = tiny.run(with_reference, STEPS, inproc=True, record="all")
+        memory = read_memory(until.folder)
+        assert memory.keys() == {"rollout", "reference", "train_policy"}
+        assert memory["rollout"].limits.slots <= SITES[0].most
+        again = resume(until.folder, steps=STEPS + 1)
+        assert column(again, "short/rollout")[STEPS:] in ([], [0.0])
+        plan = json.loads((until.folder / "plan.json").read_text())
+        slots = {node["name"]: node["layout"]["slots"] for node in plan["nodes"]}
+        assert slots["rollout"] == memory["rollout"].limits.slots
+    for node in memory:
+        same = rerun(until.folder, [node], STEPS)
+        assert same.same, f"{node}: {same.nodes}"
+
+
+def fail_above(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a call of more rows than this say that memory ran out, as torch does on a GPU."""
+    call = getattr(site.owner, site.name)
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        if site.count(*args) > site.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 MiB")
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(site.owner, site.name, limited)
+
+
+def test_with_few_live_tokens_the_intake_waits_and_the_run_ends(tiny: TinyRuns) -> None:
+    """Of a lag of 3 one Step is outstanding, as its own rows have more tokens than that."""
+    how: dict[str, Any] = {"workers": "apart", "live_tokens": 1}
+    run = tiny.run(partial(small, max_lag=3), 4, **how)
+    assert column(run, "step") == [1.0, 2.0, 3.0, 4.0]
+    assert column(run, "intake/held_back") == [3 * 4.0] * 4
+    assert column(run, "policy/lag/max") == [0.0] * 4
+    assert max(column(run, "intake/live_tokens")) > 1

@@ -10,6 +10,8 @@
     slow          the coordinator takes together what waits
     relayout      the run goes on with another layout at some Steps' ends, and Workers die
     ranked        replicas of several Workers         short     kernels run out of memory
+    growing       rows grow, and memory holds less than the lag allows; so it is when Workers die,
+                  kernels run out of memory, and the run is resumed
     late          samples are spread, rows weighed, and bound late to replicas with few slots
 
 Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
@@ -22,6 +24,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.plan.planned_source import LiveRoom
 from engine.run.simulated_workers.simulation import Simulation
 from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.elastic import elastic_case
@@ -159,6 +162,49 @@ def short_case(seed: int) -> ScheduleCase:
     return replace(case, shorts=random.Random(f"short {seed}").choice((1, 3, 10)))
 
 
+def growing_case(seed: int) -> ScheduleCase:
+    """A case of any of the shapes above, whose rows grow, with room for some of the first ones or
+    for none; replicas of some bind late.
+    """
+    shape = (drawn_case, lossy_case, formed_case, slow_case)[seed % 4]
+    case = shape(seed)
+    if seed % 3 == 2:
+        case = late_case(case)
+    draw = random.Random(f"growing {seed}")
+    sources = list(case.plan.sources)
+    for index, source in enumerate(sources):
+        if source.max_lag:
+            prompts = draw.randint(source.batch, source.allowed)
+            room = LiveRoom(
+                prompts=prompts,
+                tokens=prompts * draw.choice((0, 10, 40, 200)),
+                beside=draw.choice((0, 5, 20)),
+            )
+            asked = draw.choice((0, 0, 50, 500))
+            sources[index] = replace(source, room=room, live_tokens=asked)
+    return replace(
+        case,
+        plan=replace(case.plan, sources=tuple(sources)),
+        outcomes=replace(case.outcomes, growth=draw.choice((0, 1, 1, 7))),
+    )
+
+
+def _growing(seed: int) -> None:
+    case = growing_case(seed)
+    if seed % 2:
+        prove(replace(case, shorts=random.Random(f"short {seed}").choice((0, 3))))
+    else:
+        prove_undisturbed(case)
+
+
+def _relayout_short(seed: int) -> None:
+    """Workers die in odd seeds; in some rows grow."""
+    shapes = (short_case, short_case, growing_case)
+    case = shapes[seed // 2 % len(shapes)](seed)
+    case = replace(case, shorts=max(3, case.shorts))
+    prove_relayouts(case, deaths=seed % 2 == 1)
+
+
 KINDS: dict[str, Callable[[int], object]] = {
     "undisturbed": lambda seed: prove_undisturbed(drawn_case(seed)),
     "deaths": lambda seed: prove(drawn_case(seed)),
@@ -187,5 +233,9 @@ KINDS: dict[str, Callable[[int], object]] = {
     "ranked resumed": lambda seed: _killed_and_resumed(ranked_case(seed)),
     "relayout": _relayout,
     "short": lambda seed: prove(short_case(seed)),
+    "ranked short": lambda seed: prove(replace(ranked_case(seed), shorts=5)),
+    "growing": _growing,
+    "growing resumed": lambda seed: _killed_and_resumed(growing_case(seed)),
+    "relayout short": _relayout_short,
     "slow resumed": lambda seed: _killed_and_resumed(slow_case(seed)),
 }

@@ -13,13 +13,14 @@ from dataflow.kernel import Layout
 from engine.coordinator.relayout_policy import LayoutSwitch, RelayoutPolicy
 from engine.plan.layout_table import LayoutBucket, LayoutTable, RunLayout
 from engine.plan.plan import Plan, PlannedNode
+from engine.run.simulated_workers.faults import FaultModel
 from engine.run.simulated_workers.simulation import Simulation
 from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past, contents, parts
 from tests.schedules.repeated_parts import RepeatedParts
-from tests.schedules.weather import begun, drawn, ended, require_same_steps
+from tests.schedules.weather import begun, drawn, ended, require_same_steps, with_shorts
 
 LAYOUTS = 3
 MOST_LOSSES = 4
@@ -96,6 +97,7 @@ class _Course:
         self._case = replace(case, settings=replace(case.settings, relayout=self._policy))
         self._parts = RepeatedParts(self._case)
         self._left: list[Simulation] = []
+        self._shorts = random.Random(f"shorts of {case.seed}")
         self.switches = 0
 
     def case_of(self, plan: Plan) -> ScheduleCase:
@@ -112,6 +114,10 @@ class _Course:
             if self._draw is not None:
                 dying = self._draw.choice((0, 1, 2, 4)) if losses < MOST_LOSSES else 0
                 faults = drawn(self._draw, dying)
+            if self._case.shorts and losses < MOST_LOSSES:
+                faults = with_shorts(
+                    self._shorts, faults or FaultModel(deaths=0), self._case.shorts
+                )
             case = self.case_of(self._plans[self._policy.layout])
             run = ended(begun(case, attempt, stored, faults))
             self._parts.note(run)

@@ -48,20 +48,26 @@ def ended(run: Simulation) -> Simulation:
     """The run at its end; the bound on outstanding prompts holds at every moment, and no replica
     idles beside rows that wait for one.
     """
-    run.run(until=lambda: _within_bounds(run))
-    _within_bounds(run)
+    before: dict[str, int] = {}
+    run.run(until=lambda: _within_bounds(run, before))
+    _within_bounds(run, before)
     if run.finish is not None:
         require_no_credit_left_over(run)
     return run
 
 
-def _within_bounds(run: Simulation) -> bool:
-    """Asserts the bound; never says that a run should stop."""
+def _within_bounds(run: Simulation, before: dict[str, int]) -> bool:
+    """Asserts the bounds; never says that a run should stop. before: outstanding prompts at the
+    last look, of each source: with rows that have grown none is admitted that does not fit.
+    """
     for name, admission in run.coordinator.sources.admissions.items():
         source, outstanding = admission.source, admission.table.prompts.outstanding
         assert outstanding <= (1 + source.max_lag) * source.batch, (
             f"{name}: {outstanding} prompts are outstanding"
         )
+        if outstanding > before.get(name, outstanding):
+            assert outstanding <= admission.live.most(), f"{name}: {outstanding} do not fit"
+        before[name] = outstanding
     require_no_idle_replica(run)
     require_watermark_behind(run)
     return False

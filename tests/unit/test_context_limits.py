@@ -9,7 +9,7 @@ import pytest
 
 from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster
-from engine.plan.context_limits import ContextLimit, list_context_limits
+from engine.plan.context_limits import ContextLimit, list_context_limits, list_intake_limits
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from tests.kit.graphs import small_grpo
@@ -55,3 +55,25 @@ def test_positions_that_end_before_memory_are_the_limit() -> None:
     assert {limit.by for limit in limits_of(plan).values()} == {"positions"}
     assert {limit.fits for limit in limits_of(plan).values()} == {1024}
     assert "contexts" not in explain(plan)
+
+
+def late_plan(max_lag: int) -> Plan:
+    params = {"n": 8, "batch": 32, "max_tokens": 64, "max_lag": max_lag}
+    return planned(small_grpo(beta=0.0, **params), CLUSTER)
+
+
+def test_explain_says_from_how_many_live_tokens_on_the_intake_slows() -> None:
+    plan = late_plan(60)
+    [limit] = list_intake_limits(plan)
+    assert limit.planned == 61 * 32 * 8 * 64 < limit.slows
+    assert f"the intake slows from {limit.slows:,} on" in " ".join(explain(plan).split())
+    assert not list(list_intake_limits(plan_of(64)))
+
+
+def test_it_is_what_the_plan_has_room_for() -> None:
+    plan = late_plan(2000)
+    [limit] = list_intake_limits(plan)
+    [source] = plan.sources
+    assert source.room is not None
+    assert limit.slows < limit.planned
+    assert limit.slows == pytest.approx(source.room.live_tokens(source.allowed), rel=0.02)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dataflow.errors import KernelError
+from dataflow.errors import KernelError, ShortOfMemory
 from engine.protocol.reports import SpanOf
 from engine.run.worker.counters import wait_for_device
 from engine.run.worker.timing import Timing
@@ -69,6 +69,29 @@ def test_an_error_that_the_device_has_late_is_the_nodes() -> None:
     cause = "raised ValueError: no such row"
     with pytest.raises(KernelError, match=cause), timing.during("train_policy", "x"):
         raise ValueError("no such row")
+
+
+@pytest.mark.parametrize(
+    ("what", "fix"),
+    [
+        ("open", "a smaller base, its weights on the host"),
+        ("load version 3", "a smaller base, its weights on the host"),
+        ("step 3", "see 'When memory runs out'"),
+    ],
+)
+def test_memory_that_runs_out_is_an_error_of_the_node_with_bytes_and_a_fix(
+    what: str, fix: str
+) -> None:
+    error = MemoryError("cannot allocate 3 GiB")
+    bytes_text = r"of which its process had [\d.]+ [KMG]i?B"
+    wanted = (
+        rf"rollout: {what}: its memory ran out, {bytes_text}: MemoryError: .*3 GiB\. Fix: {fix}"
+    )
+    with (
+        pytest.raises(ShortOfMemory, match=wanted),
+        Timing("main").during("rollout", "x", what),
+    ):
+        raise error
 
 
 def test_the_stream_of_this_thread_is_waited_for_where_cuda_is_in_use(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, Fault, GraphError, PlanError, RunError
+from dataflow.memory_limits import MemoryLimits
 from dataflow.schema import Advantage
 from engine.cli import main
 from engine.keep.checkpoint.store import CheckpointStore
@@ -131,6 +132,20 @@ def found_in(place: RecordPlace, *positions: int) -> pa.Table:
     rows, missing = StoredRows(place.folder, told_in(place)).find("made", Keys.of(positions), 0)
     assert not missing
     return rows
+
+
+def test_lowered_limits_come_back_with_their_tasks(place: RecordPlace) -> None:
+    block, limits = ref(0, 4), MemoryLimits(slots=3, tokens=40, recompute="layers")
+    recorded(
+        place,
+        *(replace(chunk(0, 4), limits=limits), made(0, block), chunk(1, 6)),
+        *(replace(train(2, block), limits=limits), stepped(2), closed(1)),
+    )
+    assert [task.limits for task in told_in(place).tasks] == [limits, None, limits]
+    # Files that were written before there were limits in them.
+    path = step_file(place.folder, 1)
+    pq.write_table(pq.read_table(path).drop_columns(list(LATER[-3:])), path)
+    assert [task.limits for task in told_in(place).tasks] == [None] * 3
 
 
 def test_what_was_told_comes_back_with_the_keys_of_gathered_rows(place: RecordPlace) -> None:

@@ -19,6 +19,9 @@ A line of a file is one of:
     made        -           Produced             keys of rows that a chunk made
     stepped     -           Stepped              digest of the weights after it (first rank)
 
+The line of a chunk, a train or a part of a node that has had less memory than its plan says has
+slots, tokens, recompute: its limits (dataflow/memory_limits.py).
+
 Every line has the run's life and the id of its task. A file is written whole when its Step closes,
 and again before a checkpoint of it, which has rows that were made since.
 """
@@ -35,6 +38,7 @@ import pyarrow.parquet as pq
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
+from dataflow.memory_limits import MemoryLimits
 from dataflow.storage import replacing
 from engine.keep.background_job import BackgroundJob
 from engine.keep.record.place import ASSIGNMENTS
@@ -52,9 +56,10 @@ SCHEMA = pa.schema([
     ("total", pa.int64()),
     ("of_position", _POSITIONS), ("of_sample", _SAMPLES), ("of_attempt", _SAMPLES),
     ("begin", _SAMPLES), ("end", _SAMPLES), ("weights", pa.list_(pa.float32())),
+    ("slots", pa.int64()), ("tokens", pa.int64()), ("recompute", pa.utf8()),
 ])  # fmt: skip
-LATER = ("begin", "end", "weights")
-"""Columns that files of earlier versions do not have."""
+LATER = ("begin", "end", "weights", "slots", "tokens", "recompute")
+"""Columns that files of earlier versions do not have: the last of these, or all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,6 +83,9 @@ class AssignmentLine:
     begin: np.ndarray | None = None
     end: np.ndarray | None = None
     weights: np.ndarray | None = None
+    slots: int | None = None
+    tokens: int | None = None
+    recompute: str | None = None
 
 
 def step_file(recorded: Path, step: int) -> Path:
@@ -195,6 +203,9 @@ class Assignments:
             weights = task.weights
             if task.spans is not None:
                 begin, end = task.spans.T
+        limits: MemoryLimits | None = None
+        if isinstance(task, m.RunChunk | m.TrainStep | m.TrainPart):
+            limits = task.limits
         self._lines.append(
             AssignmentLine(
                 life=self._life,
@@ -211,6 +222,9 @@ class Assignments:
                 begin=begin,
                 end=end,
                 weights=weights,
+                slots=limits and limits.slots,
+                tokens=limits and limits.tokens,
+                recompute=limits and limits.recompute,
             )
         )
 

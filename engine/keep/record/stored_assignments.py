@@ -22,6 +22,7 @@ from dataflow.batch import Keys
 from dataflow.errors import DataError
 from dataflow.kernel import AssignedRows
 from dataflow.loss_terms import ROWS
+from dataflow.memory_limits import MemoryLimits
 from engine.keep.record.assignments import LATER, SCHEMA
 from engine.keep.record.place import ASSIGNMENTS
 from engine.plan.plan import Decisions
@@ -54,8 +55,8 @@ class RecordedTask:
     kind: chunk, train, part, evaluate. step: of the run that it was told for; 0 above the cut.
     closed: the Step at whose end it was written. rows: of each row set, what this Worker had; a
     chunk has one. made: keys of a chunk's rows that came. digest: of the weights after it. spans,
-    weights: of a chunk, as in `dataflow.kernel.Chunk`. parts: of a Step that was trained part by
-    part, in order; its rows and gathers are then those of all parts.
+    weights: of a chunk, as in `dataflow.kernel.Chunk`. limits: None for the plan's. parts: of a
+    Step that was trained part by part, in order; its rows and gathers are then those of all parts.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class RecordedTask:
     done: bool = False
     spans: np.ndarray | None = None
     weights: np.ndarray | None = None
+    limits: MemoryLimits | None = None
     parts: tuple[RecordedTask, ...] = ()
 
     @property
@@ -202,10 +204,10 @@ def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
 
 def _add_later_columns(table: pa.Table) -> pa.Table:
     """A table of an earlier version, with nulls for what was not recorded then."""
-    earlier_names = [name for name in SCHEMA.names if name not in LATER]
-    if table.schema.names != earlier_names:
+    missing_names = SCHEMA.names[len(table.schema.names) :]
+    if not set(missing_names) <= set(LATER):
         return table
-    for name in LATER:
+    for name in missing_names:
         field = SCHEMA.field(name)
         nulls = pa.nulls(len(table), field.type)
         table = table.append_column(field, nulls)
@@ -296,7 +298,14 @@ def _task(line: Mapping[str, Any], closed: int) -> RecordedTask:
         rows={ROWS: _read_assigned(line)},
         spans=_read_spans(line),
         weights=line["weights"],
+        limits=_read_limits(line),
     )
+
+
+def _read_limits(line: Mapping[str, Any]) -> MemoryLimits | None:
+    if line["slots"] is None:
+        return None
+    return MemoryLimits(slots=line["slots"], tokens=line["tokens"], recompute=line["recompute"])
 
 
 def _read_spans(line: Mapping[str, Any]) -> np.ndarray | None:

@@ -15,7 +15,9 @@ from engine.plan.passes.correct import correct_peaks
 from engine.plan.passes.dispatch import choose_dispatch
 from engine.plan.passes.engines import size_engines
 from engine.plan.passes.estimate import estimate_costs
+from engine.plan.passes.intake_fit import fit_intake
 from engine.plan.passes.kernels import choose_kernels
+from engine.plan.passes.limit import limit_short_nodes
 from engine.plan.passes.loads import divide_loads
 from engine.plan.passes.memory_fit import fit_memory
 from engine.plan.passes.modules import share_modules
@@ -65,12 +67,16 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     # After choose_dispatch: a tail has chunks of its own. Before estimate_costs: the most that a
     # replica has counts.
     divide_loads,
+    # After choose_dispatch: it lowers what that has chosen. Before estimate_costs: it counts.
+    limit_short_nodes,
     # After every decision: memory is counted for each Worker, modules once.
     estimate_costs,
     # After estimate_costs: by the peaks that a profile measured.
     correct_peaks,
     # After correct_peaks: what a profile has measured is not assumed once more.
     estimate_processes,
+    # After all estimates. Before fit_routes and fit_memory: it costs least.
+    fit_intake,
     # After all estimates: what weights by IPC take of a GPU has to fit there.
     fit_routes,
     # After fit_routes, which costs less; changes layouts where they do not fit, and estimates these

@@ -1,4 +1,4 @@
-"""Peak bytes by what a profile has measured, where there is one.
+"""Peak bytes by what was measured, by a profile or as memory ran out, where there is any.
 
 Owns: how a correction, which is of one kernel alone in its process, counts in a Worker that has
 several nodes. Does not own: the formulas (engine/plan/cost/memory.py), fitting
@@ -6,7 +6,8 @@ several nodes. Does not own: the formulas (engine/plan/cost/memory.py), fitting
 
 A profile says of the peak of a kernel's parts `base + factor x parts`. What passes is multiplied.
 The rest, which stays with the process, is a part of its own, `libraries`. Nodes of one Worker share
-its libraries: they count once, at the most that one of its nodes needs.
+its libraries: they count once, at the most that one of its nodes needs. What a run has learned of a
+node whose memory ran out (engine/plan/memory_margins.py) is multiplied in the same way.
 """
 
 from __future__ import annotations
@@ -26,9 +27,19 @@ _OF_MODEL = ("weights", "own_weights", "merged", "optimizer")
 
 
 def correct_peaks(draft: Draft) -> Draft:
-    """Correct the bytes of each node whose Model and kind of pass were measured."""
-    if draft.profile is None:
-        return draft
+    """Correct the bytes of each node whose Model and kind of pass were measured, or whose memory
+    ran out in the run that goes on.
+    """
+    if draft.profile is not None:
+        draft = _correct_by_profile(draft)
+    nodes = list(draft.nodes)
+    for index, node in enumerate(nodes):
+        if node.name in draft.margins:
+            nodes[index] = _multiply_passing(node, draft.margins[node.name])
+    return replace(draft, nodes=tuple(nodes))
+
+
+def _correct_by_profile(draft: Draft) -> Draft:
     costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile)
     corrections: dict[str, PeakCorrection] = {}
     for node in draft.nodes:
@@ -44,12 +55,19 @@ def correct_peaks(draft: Draft) -> Draft:
 
 
 def _correct_node(node: PlannedNode, correction: PeakCorrection, library_bytes: int) -> PlannedNode:
+    node = _multiply_passing(node, correction.factor)
+    if not library_bytes:
+        return node
+    parts = {**node.estimate.bytes, FIRST_USE_PART: library_bytes}
+    return replace(node, estimate=replace(node.estimate, bytes=parts))
+
+
+def _multiply_passing(node: PlannedNode, factor: float) -> PlannedNode:
+    """The node with so many times the bytes of what passes."""
     parts = dict(node.estimate.bytes)
     for part, size in parts.items():
         if part not in LASTING:
-            parts[part] = math.ceil(correction.factor * size)
-    if library_bytes:
-        parts[FIRST_USE_PART] = library_bytes
+            parts[part] = math.ceil(factor * size)
     return replace(node, estimate=replace(node.estimate, bytes=parts))
 
 

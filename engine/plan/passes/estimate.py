@@ -18,13 +18,12 @@ from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype
 from dataflow.node import Node
-from dataflow.operator import DATA_ROW
 from dataflow.schema import Schema
 from dataflow.training_parts import count_gradient_sums
 from engine.plan.base_sharing import find_owned_weights, name_beginnings
 from engine.plan.cost import memory
 from engine.plan.cost.attention import PACKED_WORK, planned_attention
-from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
+from engine.plan.cost.column_bytes import row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, cost_of_model, counted_dtype
@@ -45,6 +44,7 @@ from engine.plan.passes.seconds import add_seconds
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.profiled_passes import kernel_family, kind_of_pass
+from engine.plan.waiting_rows import size_columns
 
 Columns = tuple[str, ...]
 
@@ -247,12 +247,14 @@ class _Cost:
         return self._draft.is_on_gpus(planned) and is_torch and planned.layout.tensor == 1
 
     def _waiting_bytes(self, planned: PlannedNode, columns: Sequence[str]) -> int:
-        """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""
+        """Bytes of these columns, held until their Step is trained; in a stream, of all prompts
+        that may be admitted.
+        """
         source = self._sources.get(planned.source)
         if source is None:
             return 0
-        steps = 1 + source.max_lag if planned.region == "stream" else 1
-        prompts = -(-source.batch * steps // planned.layout.replicas)
+        waiting = source.most if planned.region == "stream" else source.batch
+        prompts = -(-waiting // planned.layout.replicas)
         sizes = self._column_bytes[planned.name]
         return prompts * planned.rows * row_bytes(sizes, tuple(columns))
 
@@ -351,20 +353,8 @@ class _Cost:
 
     def _size_columns(self, node: Node) -> dict[str, int]:
         """Bytes of one row's value of each column that a node offers."""
-        lengths = self._lengths[node.name]
-        sizes: dict[str, int] = {}
-        for schema in node.schemas:
-            for column in schema.columns.values():
-                sizes[column.name] = column_bytes(column, lengths)
-        if node.operator.work == "source":
-            dataset = self._draft.dataset.get(node.name, {})
-            others = {n: data_bytes(n, t, lengths) for n, t in dataset.items() if n not in sizes}
-            sizes = others | sizes
-            if DATA_ROW in self._planned[node.name].returns:
-                sizes[DATA_ROW] = 8
-        if node.operator.parts:
-            sizes[node.operator.parts] = 4 * len(node.params["fns"])
-        return sizes
+        dataset = self._draft.dataset.get(node.name, {})
+        return size_columns(node, self._planned[node.name], self._lengths[node.name], dataset)
 
     def describe_assumptions(self) -> Iterator[str]:
         """What is unknown or assumed."""

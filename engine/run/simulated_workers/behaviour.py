@@ -24,7 +24,8 @@ class Outcomes:
     of whole groups if it is in `groups`, of each group alike (but for rounding) if in `even`, as
     the first two rows of a group if in `pairs`, which says how many rows a group has; fail: the
     share of a node's rows that fail for good; lose: the share that are lost alone. segments: places
-    for rows of an episode, of which all but the first stay empty.
+    for rows of an episode, of which all but the first stay empty. growth: so many tokens longer are
+    rows than those of the prompt before.
     """
 
     seed: int = 0
@@ -35,6 +36,7 @@ class Outcomes:
     fail: Mapping[str, float] = field(default_factory=dict)
     lose: Mapping[str, float] = field(default_factory=dict)
     segments: Mapping[str, int] = field(default_factory=dict)
+    growth: int = 0
 
     def find_empty_places(self, node: str, keys: Keys) -> np.ndarray:
         """Find the places of rows that no episode needs: boolean [rows]."""

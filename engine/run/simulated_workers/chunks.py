@@ -98,7 +98,8 @@ class RowsOfChunk:
 
     def foresee(self, starts: np.ndarray, ends: np.ndarray) -> ForeseenRows:
         """When its rows begin and end. Where nobody knows lengths, those told of rows count."""
-        answers = count_tokens(self.node, self.keys, self.lengths)
+        growth = self._world.outcomes.growth
+        answers = count_tokens(self.node, self.keys, self.lengths, growth)
         return ForeseenRows(starts=starts, ends=ends, groups=self.groups, answers=answers)
 
     def find_watermark(self, rows: ForeseenRows, seconds: float, has_left: np.ndarray) -> int:

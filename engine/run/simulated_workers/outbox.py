@@ -32,9 +32,10 @@ class SimulatedBlock:
 
 
 class SimulatedOutboxes:
-    """The blocks of all workers, by (worker, number)."""
+    """The blocks of all workers, by (worker, number). growth: as in Outcomes."""
 
-    def __init__(self) -> None:
+    def __init__(self, growth: int = 0) -> None:
+        self._growth = growth
         self.blocks: dict[tuple[str, int], SimulatedBlock] = {}
         self._lost: dict[tuple[str, int], SimulatedBlock] = {}
         """Blocks of dead Workers: a reader that had fetched one still sees it."""
@@ -51,7 +52,7 @@ class SimulatedOutboxes:
         """Keep rows; version int32 [rows]."""
         self._made += 1
         self.blocks[worker, self._made] = SimulatedBlock(node.name, keys, version, sizes)
-        lengths = count_tokens(node, keys, sizes)
+        lengths = count_tokens(node, keys, sizes, self._growth)
         draw = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
         # It stands for a row's content: the same for the same draws and weights.
         block, digest = self._made, (draw * 1019 + version).astype(np.uint64)
@@ -175,7 +176,9 @@ class SimulatedOutboxes:
         return block
 
 
-def count_tokens(node: PlannedNode, keys: Keys, sizes: RowLengths | None) -> np.ndarray:
+def count_tokens(
+    node: PlannedNode, keys: Keys, sizes: RowLengths | None, growth: int = 0
+) -> np.ndarray:
     """int64 [rows]: tokens of each row, of a generation those of its answer; where nobody says,
     any, but the same for a row.
     """
@@ -183,4 +186,4 @@ def count_tokens(node: PlannedNode, keys: Keys, sizes: RowLengths | None) -> np.
         return sizes.answers
     if sizes is not None:
         return sizes.prompts + sizes.answers
-    return 1 + (keys.position * 31 + keys.sample) % 17
+    return 1 + (keys.position * 31 + keys.sample) % 17 + growth * keys.position

@@ -42,7 +42,9 @@ class ReplicaChunks:
         self._worker, self._world, self._chunks, self._run = worker, world, chunks, run
 
     def run(self, chunk: m.RunChunk, done: Done) -> None:
-        """Begin once all ranks are here, with one version; end with the last of them."""
+        """Begin once all ranks are here, with one version; end with the last of them. One whose
+        memory runs out ends alone.
+        """
         self._meet("chunk", chunk, partial(self._begin_alike, chunk, done))
 
     def _begin_alike(self, chunk: m.RunChunk, done: Done) -> None:
@@ -106,7 +108,14 @@ class ReplicaChunks:
                 self._worker.note_compute(self._world.clock.now - begun)
             self._say_ended(chunk, done)
 
-        self._world.groups.require_one_version(chunk, self._chunks.version_at(chunk.node, begun))
+        if self._world.shorts.ends(chunk):
+            short = self._world.shorts.find(chunk)
+            assert short is not None
+            self._worker.say(self._world.shorts.say(chunk, short))
+            self._world.end_short(self._worker.name)
+            return
+        version = self._chunks.version_at(chunk.node, begun)
+        self._world.groups.require_one_version(chunk, version)
         if self._world.groups.is_nothing_given(chunk.id):
             self._say_ended(chunk, done)
             return

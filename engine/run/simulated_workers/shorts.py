@@ -5,7 +5,7 @@ Step which are done are followed by the rest of the same Step. Does not own: wha
 coordinator).
 
 All ranks of a train node that are left together are short alike; where they are not, one says so,
-and the others wait.
+and the others wait. Of a replica one rank is short before it computes, and ends.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ Computed = m.RunChunk | m.TrainStep | m.TrainPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Of a task. share: of its batches that come; more_updates: of a Step that are done first."""
+    """Of a task. share: of its batches that come; more_updates: of a Step that are done first.
+    rank: of a replica, which one it is.
+    """
 
     share: float
     more_updates: int
     is_lost: bool
+    rank: int = 0
 
 
 class Shorts:
@@ -55,7 +58,7 @@ class Shorts:
         node = self._nodes[task.node]
         draw = random.Random(f"{self._faults.seed} {task.id}")
         is_ranked = isinstance(task, m.RunChunk) and bool(task.giver)
-        may_be = node.work in _KERNELS and not is_ranked and self._left > 0
+        may_be = node.work in _KERNELS and self._left > 0
         if not may_be or draw.random() >= self._faults.short_rate:
             return None
         limits = task.limits or MemoryLimits.of(node.layout)
@@ -63,12 +66,24 @@ class Shorts:
             return None
         self._left -= 1
         self.count += 1
+        if is_ranked:
+            rank = draw.randrange(node.ranks)
+            return Shortage(share=0.0, more_updates=0, is_lost=True, rank=rank)
         is_lost = isinstance(task, m.TrainPart) or draw.random() < self._faults.short_lost
         return Shortage(
             share=draw.choice((0.0, 0.5, 1.0)),
             more_updates=draw.choice((0, 1)),
             is_lost=is_lost and not isinstance(task, m.RunChunk),
         )
+
+    def ends(self, chunk: m.RunChunk) -> bool:
+        """Whether a rank of a replica is short of this chunk, and ends."""
+        shortage = self.find(chunk)
+        if shortage is None or not chunk.giver:
+            return False
+        # Ranks are told alike but for their names; the lead is the first of them.
+        ranks = self._nodes[chunk.node].share_of(chunk.giver)
+        return ranks[shortage.rank] == chunk.worker
 
     def say(self, task: Computed, shortage: Shortage) -> m.Short:
         """What its Worker says then."""

@@ -82,7 +82,7 @@ class SimulatedWorkers:
         self.clock = VirtualClock()
         self.cores = SimulatedCores(plan, self.clock, kernels)
         self.log = SpanLog(self.clock) if log else None
-        self.outbox = SimulatedOutboxes()
+        self.outbox = SimulatedOutboxes(outcomes.growth)
         self.groups = SimulatedRanks(plan)
         self.trained_parts = TrainedParts()
         self.shorts = Shorts(plan, faults)
@@ -321,6 +321,14 @@ class SimulatedWorkers:
 
         self.clock.after(blow.after, partial(worker.stop, blow.stopped))
         self.clock.after(blow.after + patience, give_up)
+
+    def end_short(self, worker: str) -> None:
+        """A Worker ends that has said that it is short; that death does not count."""
+        short = self._workers[worker]
+        short.die()
+        # A process that ends by itself has sent what it said: it is heard before its end.
+        seconds = self._faults.delay + self._upto(self._faults.detect)
+        self.clock.after(seconds, partial(self._find_lost, short))
 
     def _kill(self, worker: SimulatedWorker) -> None:
         """The process dies; what it had sent may still arrive, even after its death is known."""

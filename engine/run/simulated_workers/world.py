@@ -67,6 +67,10 @@ class SharedWorld(Protocol):
         """A Worker says something, within a span."""
         ...
 
+    def end_short(self, worker: str) -> None:
+        """A Worker ends that has said that it is short."""
+        ...
+
     def answer(self, worker: str, number: int, answer: Any) -> None:
         """A Worker answers a request of the loop."""
         ...

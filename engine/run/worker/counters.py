@@ -137,6 +137,15 @@ class PeakReports:
         return _peak() - self._reported >= _GROWTH
 
 
+def peak_bytes() -> int:
+    """The most bytes of this process: on its GPU, since a node began to compute, if it uses one;
+    else resident ones of all time.
+    """
+    if cuda_in_use() is not None:
+        return DEVICE_MEMORY.since()
+    return _peak()
+
+
 def memory_reports(worker: str, outbox: int = 0) -> list[Report]:
     """Bytes that this process has: now and at most, in its outbox, on its GPU if it uses one."""
     bytes_by_kind = {"memory": _resident(), "peak": _peak(), "outbox": outbox}

@@ -10,6 +10,7 @@ Owns: these two moments in a Worker. Does not own: which limits are next
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,8 +18,20 @@ from dataflow.errors import ShortOfMemory
 from dataflow.kernel_abilities import Limited
 from dataflow.memory_limits import MemoryLimits
 from engine.protocol.memory_messages import Short
-from engine.run.worker.counters import cuda_in_use
+from engine.run.worker.counters import cuda_in_use, peak_bytes
 from engine.run.worker.kernel_loader import OpenKernels
+
+_ASKED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
+"""As torch's allocators say it, of the host and of a GPU."""
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def read_asked_bytes(error: str) -> int:
+    """The bytes that torch could not have, of the text of its error; 0 where it does not say."""
+    asked = _ASKED.search(error)
+    if asked is None:
+        return 0
+    return int(float(asked[1]) * _UNITS[asked[2].lower()])
 
 
 class RanShort(Exception):
@@ -61,6 +74,7 @@ class ShortMemory:
         """Drop what a kernel holds of what failed, and give memory back. error: its text."""
         kernel = self._kernels[node]
         assert isinstance(kernel, Limited)
+        peak = peak_bytes() + read_asked_bytes(error)
         need = kernel.give_back()
         session = self._kernels.sessions[node]
         # Of what comes again; of what came, all was told.
@@ -78,5 +92,6 @@ class ShortMemory:
             limits=self._limits(node),
             need=need,
             error=error,
+            peak=peak,
             is_lost=not need.is_kept,
         )

@@ -33,15 +33,23 @@ from dataflow.errors import (
 )
 from dataflow.memory_limits import is_out_of_memory
 from dataflow.processor_time import ProcessorTime
+from dataflow.safe_text import shown_bytes
 from engine.protocol.refs import Ref
 from engine.protocol.reports import Doing, Report, SpanOf
-from engine.run.worker.counters import DEVICE_MEMORY, wait_for_device
+from engine.run.worker.counters import DEVICE_MEMORY, peak_bytes, wait_for_device
 
 FETCH = "waits for its rows"
 """The name of the span in which a node's rows are fetched while nothing else is done."""
 ENGINE = "cpu/engine"
 """The metric: seconds of processors that processes of a run took beside its nodes."""
-_LESS = "Fix: see 'When memory runs out' in how-to.md."
+_LESS = "see 'When memory runs out' in how-to.md"
+_SMALLER = (
+    "a smaller base, its weights on the host (--offload), a part of them (--tensor, --shard), or"
+    " fewer nodes on that device; " + _LESS
+)
+"""Where weights have no room: nothing can be taken at once less of."""
+_OF_WEIGHTS = ("open", "load", "offer", "fetch", "follow", "restore", "wake")
+"""First words of what a node does where memory is for weights."""
 _SHORTEST_WAIT = 1e-3
 """Seconds from which a wait has a span: shorter ones would fill a trace that shows none of them."""
 
@@ -285,8 +293,11 @@ class During:
         elif is_out_of_memory(error):
             # Without the traceback, whose frames hold what was computed.
             text = "".join(traceback.format_exception(error)).rstrip()
-            why = f"its memory ran out: {type(error).__name__}: {error}. {_LESS}\n{text}"
-            raise ShortOfMemory(f"{self._locate()}: {what}: {why}") from None
+            raised = f"{type(error).__name__}: {error}".rstrip(".")
+            fix = _SMALLER if what.partition(" ")[0] in _OF_WEIGHTS else _LESS
+            had = shown_bytes(peak_bytes())
+            why = f"its memory ran out, of which its process had {had}: {raised}. Fix: {fix}."
+            raise ShortOfMemory(f"{self._locate()}: {what}: {why}\n{text}") from None
         elif isinstance(error, Exception) and what == "restore":
             first_line = str(error).strip().partition("\n")[0]
             raised = f"{type(error).__name__}: {first_line}"
