@@ -27,6 +27,7 @@ from engine.plan.host_regions import list_regions
 from engine.plan.planned_input import PlannedInput, list_fetches
 from engine.plan.planned_model import PlannedModel as PlannedModel
 from engine.plan.planned_model import WeightRoute as WeightRoute
+from engine.plan.planned_parts import PlannedEdge, PlannedRank
 from engine.plan.planned_phase import PlannedPhase
 from engine.plan.planned_source import PlannedSource
 
@@ -48,18 +49,6 @@ class ModelUse:
     """Uses of one name in one Worker share a module (the writer's, for an alias)."""
     merged: bool = False
     """Whether the node computes with the Model's adapter merged into matrices of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRank:
-    """One Worker of a replica that runs on several in lock-step. index: its number in `Layout`."""
-
-    worker: str
-    index: int = 0
-    share: int = 0
-    """Its share of a Step's rows."""
-    part: int = 0
-    """Its part of each weight matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,23 +203,6 @@ class PlannedNode:
             if rank.worker == worker:
                 return rank
         raise KeyError(worker)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEdge:
-    """One data edge: its columns, bytes a Step and route."""
-
-    producer: str
-    consumer: str
-    columns: tuple[str, ...]
-    bytes: int
-    route: str
-    device: tuple[str, ...] = ()
-    """Columns whose values stay on devices and travel by collectives."""
-    seconds: float | None = None
-    """Until a Step's rows have moved; None where a device is not known."""
-    saved: int = 0
-    """Bytes of declared columns that stay, since nobody downstream reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)

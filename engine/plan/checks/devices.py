@@ -11,8 +11,8 @@ from itertools import chain
 from dataflow.device import declared_device_columns
 from dataflow.errors import nearest_or_all
 from engine.plan.draft import Draft
-from engine.plan.plan import PlannedEdge
 from engine.plan.planned_input import list_fetches
+from engine.plan.planned_parts import PlannedEdge
 from engine.plan.refusals import add_fix
 
 

@@ -25,7 +25,8 @@ from engine.plan.explain.layout import (
     wrap_line,
 )
 from engine.plan.explain.planned_graph import planned_model
-from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.planned_parts import PlannedEdge
 
 _WIDTHS = (10, 10, 7, len("inproc"))
 

@@ -41,8 +41,9 @@ from engine.plan.kernel_needs import model_of, needs_of
 from engine.plan.lengths import all_lengths
 from engine.plan.passes.project import fetched_columns
 from engine.plan.passes.seconds import add_seconds
-from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.plan import PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
+from engine.plan.planned_parts import PlannedEdge
 from engine.plan.profiled_passes import kernel_family, kind_of_pass
 from engine.plan.waiting_rows import size_columns
 

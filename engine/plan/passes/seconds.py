@@ -21,7 +21,8 @@ from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.host_regions import list_regions
-from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.plan import PlannedModel, PlannedNode
+from engine.plan.planned_parts import PlannedEdge
 from engine.plan.replica_price import list_parts
 from engine.plan.row_lengths import RowLengths
 from engine.plan.run_limits import FAN_OUT

@@ -51,7 +51,8 @@ class GroupPrices:
         """Of each node; nodes with the same prices are of one kind."""
         for node in problem.nodes:
             # Prices by identity: equal functions are one, as nodes of equal work share them.
-            kind = (id(node.prices), id(node.beside_training), node.trains, node.is_alone)
+            prices = id(node.prices), id(node.beside_training)
+            kind = (*prices, node.trains, node.is_alone, node.pinned)
             self._kinds.append(kinds.setdefault(kind, len(kinds)))
         self._by_kinds: dict[tuple[object, ...], GroupPrice | None] = {}
         self._signatures: dict[tuple[int, ...], tuple[object, ...]] = {}

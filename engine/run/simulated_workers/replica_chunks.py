@@ -24,8 +24,8 @@ class RankWorker(RunningWorker, Protocol):
         """Note that what it does now keeps its device busy for so long."""
         ...
 
-    def follow(self, chunk: m.RunChunk) -> None:
-        """Decode a chunk whose rows its lead has."""
+    def begin_next(self) -> None:
+        """Begin the next task, when idle."""
         ...
 
 
@@ -40,6 +40,13 @@ class ReplicaChunks:
         run: Callable[[m.RunChunk, Done], None],
     ) -> None:
         self._worker, self._world, self._chunks, self._run = worker, world, chunks, run
+        self._followed: set[str] = set()
+        """Nodes that its lead decodes."""
+
+    @property
+    def is_following(self) -> bool:
+        """Whether a lead decodes, and this rank with it."""
+        return bool(self._followed)
 
     def run(self, chunk: m.RunChunk, done: Done) -> None:
         """Begin once all ranks are here, with one version; end with the last of them. One whose
@@ -78,10 +85,24 @@ class ReplicaChunks:
             if chunk.giver == name:
                 join(chunk)
             else:
-                self._worker.follow(chunk)
+                self._follow(chunk)
             done()
 
         groups.lagged.begin(chunk.node, name, find_version, begin)
+
+    def _follow(self, chunk: m.RunChunk) -> None:
+        """Decode a chunk whose rows its lead has."""
+        worker, node = self._worker, chunk.node
+        ended = m.RankDone(id=chunk.id, node=node, worker=worker.name)
+
+        def end_run() -> None:
+            self._followed.discard(node)
+            worker.begin_next()
+
+        self._followed.add(node)
+        say = partial(worker.after, 0.0, partial(worker.say, ended))
+        over = partial(worker.after, 0.0, end_run)
+        self._world.groups.lagged.follow(node, worker.name, chunk.id, say, over)
 
     def give_nothing(self, chunk: m.RunChunk, failed: m.FetchFailed, done: Done) -> None:
         """Let the other ranks go, as the lead has no rows for them."""

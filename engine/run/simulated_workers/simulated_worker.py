@@ -18,13 +18,10 @@ own: when it dies and which messages arrive (workers.py), times (kernel_times.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 
 from dataflow.errors import RunError
 from engine.protocol import messages as m
-from engine.protocol.refs import Gather
 from engine.run.simulated_workers.chunks import ChunkRuns, RowsOfChunk
 from engine.run.simulated_workers.decode_lane import DecodeLane
 from engine.run.simulated_workers.fetched_ahead import FetchedAhead
@@ -33,7 +30,7 @@ from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.lagged_ranks import HeldVersion
 from engine.run.simulated_workers.replica_chunks import ReplicaChunks
-from engine.run.simulated_workers.row_checks import require_rows
+from engine.run.simulated_workers.row_checks import gathers, require_rows
 from engine.run.simulated_workers.spans import NOBODY, describe_message
 from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
 from engine.run.simulated_workers.train_runs import TrainRuns
@@ -65,8 +62,6 @@ class SimulatedWorker:
         self._busy = False
         self._lanes: dict[str, DecodeLane] = {}
         """Node -> what it decodes; other chunks and requests are carried out meanwhile."""
-        self._followed: set[str] = set()
-        """Nodes that its lead decodes."""
         self._loaded_at = 0.0
         self._span = NOBODY
         """What it does now."""
@@ -119,7 +114,7 @@ class SimulatedWorker:
         match message:
             case FileRequest():
                 self._queue.add_request(partial(self._files.do, message))
-                self._next()
+                self.begin_next()
             case m.Offer():
                 self._enqueue(Waiting(partial(self._offer, message)))
             case m.Load():
@@ -136,7 +131,7 @@ class SimulatedWorker:
                 prepared = self._world.groups.begin(message)
                 self._world.devices.check(self.name)
                 self._queue.add_go(partial(self._go, message, prepared))
-                self._next()
+                self.begin_next()
             case m.FinishStep():
                 self._enqueue(Waiting(self._begin_training(message)))
             case _:
@@ -167,18 +162,18 @@ class SimulatedWorker:
     def _enqueue(self, waiting: Waiting) -> None:
         self._world.devices.check(self.name)
         self._queue.add(waiting)
-        self._next()
+        self.begin_next()
 
     def _enqueue_first(self, task: Task) -> None:
         self._world.devices.check(self.name)
         self._queue.add_first(task)
-        self._next()
+        self.begin_next()
 
-    def _next(self) -> None:
+    def begin_next(self) -> None:
         """Begin the next task, when idle."""
         if self._busy:
             return
-        task = self._queue.take(decoding=bool(self._lanes or self._followed))
+        task = self._queue.take(decoding=bool(self._lanes) or self._replica.is_following)
         if task is not None:
             self._busy = True
             self.after(0.0, partial(task, self._idle))
@@ -186,7 +181,7 @@ class SimulatedWorker:
     def _idle(self) -> None:
         self._busy = False
         self._end_span(self._span)
-        self._next()
+        self.begin_next()
 
     def _begin_span(self, what: str, node: str, step: int, message: object) -> int:
         """Begin a span, if they are wanted."""
@@ -300,20 +295,7 @@ class SimulatedWorker:
         del self._lanes[node]
         if self._world.groups.lagged.governs(node):
             self._world.groups.lagged.end_run(node, self.name)
-        self._next()
-
-    def follow(self, chunk: m.RunChunk) -> None:
-        """Decode a chunk whose rows its lead has."""
-        node, ended = chunk.node, m.RankDone(id=chunk.id, node=chunk.node, worker=self.name)
-
-        def end_run() -> None:
-            self._followed.discard(node)
-            self._next()
-
-        self._followed.add(node)
-        say = partial(self.after, 0.0, partial(self.say, ended))
-        over = partial(self.after, 0.0, end_run)
-        self._world.groups.lagged.follow(node, self.name, chunk.id, say, over)
+        self.begin_next()
 
     def _begin_training(self, message: Together) -> Task:
         """What a train node does first of what it is told, once it has its rows."""
@@ -393,7 +375,7 @@ class SimulatedWorker:
             if interrupts:
                 finish(ended)
             else:
-                self._enqueue_first(partial(_end_both, finish, ended))
+                self._enqueue_first(partial(end_both, finish, ended))
 
         self.after(self._loaded_at - now, come)
 
@@ -461,18 +443,3 @@ class SimulatedWorker:
         if self._queue.has_work:
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
         self._enqueue(Waiting(sleep))
-
-
-def _end_both(finish: Task, ended: Done, done: Done) -> None:
-    """Finish a load, whose span has ended then, too."""
-
-    def end() -> None:
-        ended()
-        done()
-
-    finish(end)
-
-
-def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
-    """All gathers of these inputs."""
-    return list(chain.from_iterable(inputs.values()))

@@ -78,3 +78,13 @@ class TaskQueue:
                 del self._queue[place]
                 return waiting.task
         return None
+
+
+def end_both(finish: Task, ended: Done, done: Done) -> None:
+    """Finish a load, whose span has ended then, too."""
+
+    def end() -> None:
+        ended()
+        done()
+
+    finish(end)
