@@ -32,7 +32,7 @@ from engine.run.simulated_workers.lagged_ranks import HeldVersion
 from engine.run.simulated_workers.replica_chunks import ReplicaChunks
 from engine.run.simulated_workers.row_checks import gathers, require_rows
 from engine.run.simulated_workers.spans import NOBODY, describe_message
-from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
+from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting, end_both
 from engine.run.simulated_workers.train_runs import TrainRuns
 from engine.run.simulated_workers.world import SharedWorld
 
