@@ -201,6 +201,14 @@ def test_no_division_is_shorter_than_its_bound() -> None:
                 assert placement.seconds >= division.bound(grouping) * (1 - 1e-9)
 
 
+def test_a_node_without_a_group_takes_no_time() -> None:
+    nodes = (falling("first", 4.0), falling("second", 8.0, parents=(0,)))
+    division = Division(Problem(nodes=nodes, pools=(POOL,)))
+    assert division.least_score((Members((0,), 0),)) == pytest.approx(1.0)
+    assert division.least_score((Members((1,), 0),)) == pytest.approx(2.0)
+    assert division.least_score((Members((0, 1), 0),)) == pytest.approx(3.0)
+
+
 def test_a_search_finds_the_same_again() -> None:
     runs = [search(make_problem(7, 8), Limits(groupings=0)) for _ in range(2)]
     assert runs[0] == runs[1]
