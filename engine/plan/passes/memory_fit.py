@@ -24,7 +24,7 @@ from dataflow.safe_text import shown_bytes
 from engine.plan.checks.memory import MemoryRoom, check_memory, find_memory_rooms
 from engine.plan.draft import Draft
 from engine.plan.passes.correct import correct_peaks
-from engine.plan.passes.estimate import estimate_costs
+from engine.plan.passes.estimate import estimate_costs, estimate_nodes
 from engine.plan.passes.processes import estimate_processes
 from engine.plan.passes.side_modules import has_side
 from engine.plan.plan import PlannedNode
@@ -215,6 +215,9 @@ def _estimate(draft: Draft, combination: _Combination) -> Draft:
             node = replace(node, layout=layout)
         nodes.append(node)
     changed_draft = replace(draft, nodes=tuple(nodes))
+    if draft.profile is None:
+        return estimate_processes(estimate_nodes(changed_draft, combination))
+    # A correction by what was measured counts for all nodes of a Worker together.
     for run in (estimate_costs, correct_peaks, estimate_processes):
         changed_draft = run(changed_draft)
     return replace(changed_draft, notes=draft.notes)
