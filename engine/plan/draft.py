@@ -5,8 +5,9 @@ Owns: the data type. Does not own: any decision (passes/).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -19,7 +20,7 @@ from engine.plan.placement import Placing
 from engine.plan.plan import Decisions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Draft(Decisions):
     """The graph as rewritten so far, what was asked for, and the decisions so far."""
 
@@ -36,7 +37,12 @@ class Draft(Decisions):
     dataset: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     """Source node -> the columns of its data."""
 
-    @property
-    def graph_models(self) -> list[Model]:
+    @cached_property
+    def graph_models(self) -> Sequence[Model]:
         """The Models of the graph, in its order; `models` are those that are planned."""
         return [state for state in self.graph.states if isinstance(state, Model)]
+
+    @cached_property
+    def graph_model_by_name(self) -> Mapping[str, Model]:
+        """The Models of the graph by name; of several of one name the first."""
+        return {model.name: model for model in reversed(self.graph_models)}

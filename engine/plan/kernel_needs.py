@@ -40,8 +40,7 @@ def model_of(node: PlannedNode) -> str:
 
 def find_model(draft: Draft, node: PlannedNode) -> Model | None:
     """The Model itself, as the graph has it; None if it has none."""
-    name = model_of(node)
-    return next((model for model in draft.graph_models if model.name == name), None)
+    return draft.graph_model_by_name.get(model_of(node))
 
 
 def group_engine_nodes(draft: Draft) -> list[tuple[str, ...]]:

@@ -104,19 +104,20 @@ class DealPrices:
 
     def __init__(self, model: Sizes, where: Place, dealt: DealtAnswers) -> None:
         self._model, self._where = model, where
-        self.dealt = AlikeAnswers(
-            lengths=unite_distributions(dealt.lengths),
-            prompts=dealt.prompts,
-            samples=dealt.samples,
-            chunks=dealt.chunks,
-            limits=dealt.limits.limits,
-            budget=dealt.limits.budget,
-        )
+        self.dealt = _unite(dealt)
+
+        self._seconds: dict[Deal, float] = {}
+
+    def are_of(self, model: Sizes, where: Place, dealt: DealtAnswers) -> bool:
+        """Whether these are the prices of such answers there."""
+        return (model, where, _unite(dealt)) == (self._model, self._where, self.dealt)
 
     def seconds(self, deal: Deal) -> float:
         """Seconds until the last replica has decoded its chunk, in the mean of some Steps."""
-        steps = _find_curves(self.dealt, deal)
-        return sum(map(self._time_slowest, steps)) / _DRAWS
+        if deal not in self._seconds:
+            steps = _find_curves(self.dealt, deal)
+            self._seconds[deal] = sum(map(self._time_slowest, steps)) / _DRAWS
+        return self._seconds[deal]
 
     def _time_slowest(self, curves: Sequence[DecodeCurve]) -> float:
         times = (time_curve(self._model, self._where, curve) for curve in curves)
@@ -133,6 +134,17 @@ class AlikeAnswers:
     chunks: int
     limits: SlotLimits
     budget: int
+
+
+def _unite(dealt: DealtAnswers) -> AlikeAnswers:
+    return AlikeAnswers(
+        lengths=unite_distributions(dealt.lengths),
+        prompts=dealt.prompts,
+        samples=dealt.samples,
+        chunks=dealt.chunks,
+        limits=dealt.limits.limits,
+        budget=dealt.limits.budget,
+    )
 
 
 @lru_cache(maxsize=_KEPT)

@@ -109,6 +109,8 @@ class _DealChooser:
         lengths = ASSUMED
         self._work = PricedWork(draft, draft.graph, greatest, lengths)
         self._step = StepPrice(draft, self._costs, self._work, {})
+        self._prices: list[DealPrices] = []
+        """Of the classes of nodes so far that decode alike."""
 
     def choose(self, node: PlannedNode) -> _ChosenDeal:
         """Choose the deal of a node's answers."""
@@ -156,7 +158,11 @@ class _DealChooser:
         if dealt is None:
             return None
         model, where = self._costs.require_sizes(node.name), self._costs.place(node.name)
-        return DealPrices(model, where, dealt).seconds
+        for prices in self._prices:
+            if prices.are_of(model, where, dealt):
+                return prices.seconds
+        self._prices.append(DealPrices(model, where, dealt))
+        return self._prices[-1].seconds
 
     def _ask(self, node: PlannedNode) -> Deal:
         """The plain deal, with what was asked for."""

@@ -13,7 +13,7 @@ fits, nothing is chosen, and the check says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -24,7 +24,7 @@ from dataflow.safe_text import shown_bytes
 from engine.plan.checks.memory import MemoryRoom, check_memory, find_memory_rooms
 from engine.plan.draft import Draft
 from engine.plan.passes.correct import correct_peaks
-from engine.plan.passes.estimate import estimate_costs
+from engine.plan.passes.estimate import estimate_costs, estimate_nodes
 from engine.plan.passes.processes import estimate_processes
 from engine.plan.passes.side_modules import has_side
 from engine.plan.plan import PlannedNode
@@ -62,7 +62,7 @@ def fit_memory(draft: Draft) -> Draft:
     # What is too small elsewhere stays so, whatever is chosen here.
     hosts = _find_hosts(draft, nodes)
     incurable_count = len(list(check_memory(draft, hosts))) - len(curable)
-    trials = _Trials(draft, nodes)
+    trials = _Trials(draft, nodes, hosts)
     for combination in trials.list_by_price():
         trial = trials.make(combination)
         if len(list(check_memory(trial, hosts))) <= incurable_count:
@@ -144,9 +144,11 @@ class _Price:
 class _Trials:
     """Drafts of all combinations, of which each node's estimate is made once for each choice."""
 
-    def __init__(self, draft: Draft, nodes: Sequence[PlannedNode]) -> None:
-        """nodes: those to choose for; the first that changes is the last of them."""
+    def __init__(self, draft: Draft, nodes: Sequence[PlannedNode], hosts: Container[str]) -> None:
+        """nodes: those to choose for; the first that changes is the last of them. hosts: theirs."""
         self._draft, self._nodes = draft, nodes
+        self._near = [n for n in draft.nodes if any(draft.host_of(w) in hosts for w in n.workers)]
+        """All that is on these hosts."""
         self._choices = {node.name: _list_choices(draft, node) for node in nodes}
         self._estimated: dict[_Choice, Draft] = {}
 
@@ -190,9 +192,9 @@ class _Trials:
             yield combination
 
     def make(self, combination: _Combination) -> Draft:
-        """The draft with a combination, as far as bytes go."""
+        """What is near in the draft with a combination, as far as bytes go."""
         nodes: list[PlannedNode] = []
-        for node in self._draft.nodes:
+        for node in self._near:
             if node.name in combination:
                 node = self._estimate_node(node.name, combination[node.name])
             nodes.append(node)
@@ -215,6 +217,9 @@ def _estimate(draft: Draft, combination: _Combination) -> Draft:
             node = replace(node, layout=layout)
         nodes.append(node)
     changed_draft = replace(draft, nodes=tuple(nodes))
+    if draft.profile is None:
+        return estimate_processes(estimate_nodes(changed_draft, combination))
+    # A correction by what was measured counts for all nodes of a Worker together.
     for run in (estimate_costs, correct_peaks, estimate_processes):
         changed_draft = run(changed_draft)
     return replace(changed_draft, notes=draft.notes)

@@ -40,6 +40,9 @@ _Template = tuple[str, int]
 
 def estimate_processes(draft: Draft) -> Draft:
     """Fill in the process of each Worker that is on a host without GPUs."""
+    hosts = set(draft.hosts.values()) or {""}
+    if all(draft.cluster.on(host).gpus for host in hosts):
+        return replace(draft, processes={})
     nodes_on_cpu: dict[str, list[PlannedNode]] = {}
     for worker, nodes in nodes_by_worker(draft.nodes).items():
         if not draft.cluster.on(draft.host_of(worker)).gpus:

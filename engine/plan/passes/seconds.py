@@ -7,7 +7,7 @@ Owns: which rows are assumed, and notes on whose rates count. Does not own: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +48,19 @@ def add_seconds(draft: Draft, models: Mapping[str, ModelCost], work: WorkOf) -> 
         models=tuple(timed_models),
         notes=(*draft.notes, *seconds.describe_rates()),
     )
+
+
+def time_nodes(
+    draft: Draft, models: Mapping[str, ModelCost], work: WorkOf, names: Container[str]
+) -> Draft:
+    """Fill in the seconds of some nodes."""
+    costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile, models)
+    seconds = _Seconds(costs, draft, work)
+    nodes = list(draft.nodes)
+    for index, node in enumerate(nodes):
+        if node.name in names:
+            nodes[index] = replace(node, estimate=seconds.estimate_node(node))
+    return replace(draft, nodes=tuple(nodes))
 
 
 class _Seconds:

@@ -28,6 +28,9 @@ from engine.plan.passes.devices import count_inner_ranks
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
+HostKind = tuple[bool, str]
+"""Whether a host has no GPUs, and their kind."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
@@ -182,6 +185,10 @@ def _link_groups(workers: Sequence[str], groups: Iterable[Sequence[str]]) -> lis
     return [tuple(group) for worker, group in members.items() if group[0] == worker]
 
 
+def _kind_of(host: Host) -> HostKind:
+    return not host.gpus, host.kind if host.gpus else ""
+
+
 class _Occupancy:
     """How full the hosts are while Workers are put on them."""
 
@@ -194,11 +201,23 @@ class _Occupancy:
         for host in known:
             self._most[host.name] = len(host.gpus) or max(1, host.cores // threads)
         self._taken: Counter[str] = Counter()
+        self._hosts_by_kind: dict[HostKind, list[Host]] = {}
+        for host in self.hosts:
+            self._hosts_by_kind.setdefault(_kind_of(host), []).append(host)
+        self._alike: dict[HostKind, Counter[tuple[int, int]]] = {}
+        """Of each kind of host, how many have so many devices taken of so many."""
+        for kind, hosts in self._hosts_by_kind.items():
+            self._alike[kind] = Counter((0, self._most[host.name]) for host in hosts)
+        self._kinds = {host.name: _kind_of(host) for host in self.hosts}
         self._columns: Counter[str] = Counter()
         """Workers that need no device."""
 
     def take(self, host: str, group: HostGroup) -> str:
         """Put a group on a host; returns the host."""
+        if host in self._kinds:
+            alike, most = self._alike[self._kinds[host]], self._most[host]
+            alike[self._taken[host], most] -= 1
+            alike[self._taken[host] + group.devices, most] += 1
         self._taken[host] += group.devices
         self._columns[host] += not group.devices
         return host
@@ -251,20 +270,18 @@ class _Occupancy:
         """The hosts of one kind, for groups of one node: with GPUs before without, with room for
         all before others; then the kind with the least full host.
         """
-        hosts_by_kind: dict[tuple[bool, str], list[Host]] = {}
-        for host in self.hosts:
-            kind = (not host.gpus, host.kind if host.gpus else "")
-            hosts_by_kind.setdefault(kind, []).append(host)
         width = max((group.devices for group in groups), default=0)
 
-        def order(kind: tuple[bool, str]) -> tuple[bool, bool, float]:
+        def order(kind: HostKind) -> tuple[bool, bool, float]:
             free = 0
-            for host in hosts_by_kind[kind]:
-                free += max(0, self._free(host) // max(1, width))
-            least_full = min(map(self._fullness, hosts_by_kind[kind]))
-            return kind[0], free < len(groups), least_full
+            fullness: list[float] = []
+            for (taken, most), number in self._alike[kind].items():
+                if number:
+                    free += number * max(0, (most - taken) // max(1, width))
+                    fullness.append(taken / most)
+            return kind[0], free < len(groups), min(fullness)
 
-        return hosts_by_kind[min(hosts_by_kind, key=order)]
+        return self._hosts_by_kind[min(self._hosts_by_kind, key=order)]
 
     def _free(self, host: Host) -> int:
         """Devices that are free."""
