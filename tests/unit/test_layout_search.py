@@ -42,7 +42,8 @@ def two_hosts() -> Cluster:
 
 
 def planned(graph: Graph, cluster: Cluster = ONE_HOST, **options: Any) -> Plan:
-    asked = RunOptions(**{"relayout": AUTO} | options)
+    usual: dict[str, Any] = {"relayout": AUTO}
+    asked = RunOptions(**usual | options)
     return plan(check(graph, headers), asked, cluster=cluster, simulated=True)
 
 
