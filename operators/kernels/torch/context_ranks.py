@@ -125,7 +125,7 @@ class TokenShare:
 
     def take_temperature(self, temperature: Temperature) -> Temperature:
         """That of the tokens predicted here."""
-        if self.tokens is None or isinstance(temperature, float):
+        if self.tokens is None or not isinstance(temperature, np.ndarray):
             return temperature
         return temperature[self.tokens]
 
