@@ -17,7 +17,8 @@
 | `ragged_lists` | lists of lists as list columns |
 | `episodes` | random rows of several turns, and samples of them |
 | `episode_rows` | episodes written by hand, and an operator that makes some of rollouts |
-| `training`, `train_ranks`, `train_worlds` | train kernels and their Assignments; what ranks do |
+| `training`, `train_ranks` | train kernels and their Assignments; what each of several ranks does |
+| `train_worlds` | how many ranks train together, and which cases |
 | `context_attention` | attention of ranks that divide tokens, and of one |
 | `tiny_runs` | the tiny model's folder, and short quiet runs on it |
 | `run_graphs`, `turn_graphs`, `device_graphs` | graphs for these runs, importable |

@@ -64,7 +64,7 @@ def _compare(
 ) -> list[float]:
     """other_session: of a kernel whose weights wait on the host, which has the same bits."""
     kernel_class, head, column = KERNELS[name]
-    scalar = head == "scalar"
+    scalar = int(head == "scalar")
     first, second = (
         Model("m", bases[number + scalar], head=head, trainable=True) for number in (0, 2)
     )

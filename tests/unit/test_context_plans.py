@@ -34,7 +34,7 @@ def test_context_ranks_have_the_same_rows_whole_weights_and_a_part_of_the_tokens
 
 
 def test_shares_of_rows_are_divided_by_tokens_and_these_by_matrices() -> None:
-    wish = {"context": {"train_policy": 2}, "tensor": {"train_policy": 2}}
+    wish: dict[str, Any] = {"context": {"train_policy": 2}, "tensor": {"train_policy": 2}}
     plan = placed(small_grpo(), ranks={"train_policy": 2}, **wish, threads=1)
     node = plan.node("train_policy")
     assert node.shares == (
