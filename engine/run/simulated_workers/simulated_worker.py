@@ -18,13 +18,11 @@ own: when it dies and which messages arrive (workers.py), times (kernel_times.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 
 from dataflow.errors import RunError
 from engine.protocol import messages as m
-from engine.protocol.refs import Gather
 from engine.run.simulated_workers.chunks import ChunkRuns, RowsOfChunk
 from engine.run.simulated_workers.decode_lane import DecodeLane
 from engine.run.simulated_workers.fetched_ahead import FetchedAhead
@@ -57,7 +55,7 @@ class SimulatedWorker:
         self._files = FileRequests(self, world)
         self._ahead = FetchedAhead(world)
         self._training = TrainRuns(self, world, self._check)
-        self._replica = ReplicaChunks(self, world, self._chunks, self._make_rows)
+        self._replica = ReplicaChunks(self, world, self._chunks, self._make_rows, self._next)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
@@ -65,8 +63,6 @@ class SimulatedWorker:
         self._busy = False
         self._lanes: dict[str, DecodeLane] = {}
         """Node -> what it decodes; other chunks and requests are carried out meanwhile."""
-        self._followed: set[str] = set()
-        """Nodes that its lead decodes."""
         self._loaded_at = 0.0
         self._span = NOBODY
         """What it does now."""
@@ -178,7 +174,7 @@ class SimulatedWorker:
         """Begin the next task, when idle."""
         if self._busy:
             return
-        task = self._queue.take(decoding=bool(self._lanes or self._followed))
+        task = self._queue.take(decoding=bool(self._lanes or self._replica.followed))
         if task is not None:
             self._busy = True
             self.after(0.0, partial(task, self._idle))
@@ -214,7 +210,7 @@ class SimulatedWorker:
         def end() -> None:
             if self._world.log is not None:
                 self._world.log.note_fetch(self._span)
-            if peer := self._world.outbox.absent(gathers(message.inputs)):
+            if peer := self._world.outbox.absent(chain.from_iterable(message.inputs.values())):
                 if isinstance(message, m.TrainPart):
                     self._training.parts.note_lost(message, peer)
                 failed = m.FetchFailed(id=message.id, worker=self.name, peer=peer)
@@ -295,22 +291,8 @@ class SimulatedWorker:
 
     def _end_lane(self, node: str) -> None:
         del self._lanes[node]
-        if self._world.groups.lagged.governs(node):
-            self._world.groups.lagged.end_run(node, self.name)
+        self._world.groups.lagged.end_run(node, self.name)
         self._next()
-
-    def follow(self, chunk: m.RunChunk) -> None:
-        """Decode a chunk whose rows its lead has."""
-        node, ended = chunk.node, m.RankDone(id=chunk.id, node=chunk.node, worker=self.name)
-
-        def end_run() -> None:
-            self._followed.discard(node)
-            self._next()
-
-        self._followed.add(node)
-        say = partial(self.after, 0.0, partial(self.say, ended))
-        over = partial(self.after, 0.0, end_run)
-        self._world.groups.lagged.follow(node, self.name, chunk.id, say, over)
 
     def _begin_training(self, message: Together) -> Task:
         """What a train node does first of what it is told, once it has its rows."""
@@ -425,11 +407,8 @@ class SimulatedWorker:
                 self._chunks.note_load(message.reader, message.version)
             drop()
 
-        lagged = self._world.groups.lagged
-        if lagged.governs(message.reader):
-            lagged.hold(message.reader, self.name, HeldVersion(message.version, use, drop))
-        else:
-            use()
+        held = HeldVersion(message.version, use, drop)
+        self._world.groups.lagged.hold(message.reader, self.name, held)
 
     def _wake(self, message: m.Wake) -> None:
         self._world.devices.wake(self.name)
@@ -468,8 +447,3 @@ def _end_both(finish: Task, ended: Done, done: Done) -> None:
         done()
 
     finish(end)
-
-
-def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
-    """All gathers of these inputs."""
-    return list(chain.from_iterable(inputs.values()))
