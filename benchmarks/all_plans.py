@@ -119,7 +119,7 @@ def _make_ppo(files: CaseFiles) -> Graph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSeconds:
+class MeasuredPlan:
     """Of a Step of one plan. measured: round by round."""
 
     side: FlowSide
@@ -139,11 +139,11 @@ def compare_graph(
     folder.mkdir(parents=True, exist_ok=True)
     rates = _find_profile(world, folder / "profile.json")
     options = replace(_PLAIN, profile=folder / "profile.json")
-    chosen = _make_plan_seconds(world.graph, _CHOSEN, options, rates)
-    plans: list[PlanSeconds] = []
+    chosen = _make_measured_plan(world.graph, _CHOSEN, options, rates)
+    plans: list[MeasuredPlan] = []
     for name, placed in world.list_options():
         try:
-            plans.append(_make_plan_seconds(world.graph, name, placed, rates))
+            plans.append(_make_measured_plan(world.graph, name, placed, rates))
         except PlanError as error:
             _say(f"{world.name}, {name}: no plan: {str(error).splitlines()[0]}")
     plans = [chosen, *plans[:most_plans]]
@@ -159,7 +159,7 @@ def compare_graph(
 
 
 def _show(
-    name: str, chosen: PlanSeconds, fastest: PlanSeconds, plans: Sequence[PlanSeconds]
+    name: str, chosen: MeasuredPlan, fastest: MeasuredPlan, plans: Sequence[MeasuredPlan]
 ) -> Iterator[SideResult]:
     over = chosen.usual / fastest.usual
     yield SideResult(name=f"{name}/plans", value=len(plans) - 1, unit="")
@@ -183,13 +183,15 @@ def _show(
         yield SideResult(name=f"{name}/order predicted", value=share, unit="", goal=ORDER_GOAL)
 
 
-def _make_plan_seconds(graph: Graph, name: str, options: RunOptions, rates: Profile) -> PlanSeconds:
+def _make_measured_plan(
+    graph: Graph, name: str, options: RunOptions, rates: Profile
+) -> MeasuredPlan:
     """Raises PlanError where there is no such plan."""
     side = FlowSide(name=name, graph=graph, options=options)
-    return PlanSeconds(side=side, predicted=simulate_step(side.plan, rates))
+    return MeasuredPlan(side=side, predicted=simulate_step(side.plan, rates))
 
 
-def _run_turn(each: PlanSeconds, folder: Path, turn: int, steps: int) -> None:
+def _run_turn(each: MeasuredPlan, folder: Path, turn: int, steps: int) -> None:
     seconds = step_seconds(each.side.run_turn(folder, turn, steps))
     each.measured.append(seconds)
     _say(f"{each.side.name}: {1e3 * seconds:.0f} ms, predicted {1e3 * each.predicted:.0f}")

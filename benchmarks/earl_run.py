@@ -121,10 +121,10 @@ class _GridTimes(PricedTimes):
         self.sent_back = 0
         self.simulation: Simulation
 
-    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
+    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None, worker: str) -> Times:
         """See PricedTimes."""
         if node.name != NODE:
-            return super().rows(node, rows, lengths)
+            return super().rows(node, rows, lengths, worker)
         assert lengths is not None
         self.sent_back += self._prices.decode(NODE, lengths).sent_back
         context = int(lengths.prompts[0] + lengths.answers[0])

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from dataflow.batch import Batch, Keys
 from dataflow.graph import Graph
@@ -69,7 +70,7 @@ class RankBench:
         self.name = RANKS[number]
         self.channel = GatedChannel(self.name)
         self.plan = make_plan(folder / str(number), "../old")
-        store = dist.FileStore(str(folder / "rows"), 2)
+        store = FileStore(str(folder / "rows"), 2)
         group = dist.group.WORLD
         worker = Worker(
             self.name,

@@ -27,8 +27,8 @@ def test_a_replica_has_a_part_of_each_matrix_in_each_of_its_workers() -> None:
     assert (node.layout.replicas, node.layout.tensor, node.chunks) == (1, 2, 1)
     assert (node.leads, node.shares) == (("r0",), (("r0", "r1"),))
     assert "2 tensor ranks" in explain(plan)
-    shape = model_cost("tiny").shape
-    split = 4 * (shape.matrices - shape.matrices // 2)
+    cost = model_cost("tiny")
+    split = 4 * (cost.parameters - cost.part(2).parameters)
     weights = [each.estimate.bytes["weights"] for each in (whole, node)]
     assert weights[0] - weights[1] == split
     assert node.estimate.seconds < whole.estimate.seconds

@@ -27,9 +27,10 @@ def test_a_generation_has_a_part_of_each_matrix_and_of_the_cache_in_each_worker(
     assert (node.layout.replicas, node.layout.tensor, node.layout.inner) == (1, 2, 1)
     assert (node.leads, node.shares) == (("r0",), (("r0", "r1"),))
     assert "2 tensor ranks" in explain(plan)
-    shape = model_cost("tiny").shape
-    assert shape is not None
-    split = 4 * (shape.matrices - shape.matrices // 2)
+    cost, part = model_cost("tiny"), model_cost("tiny").part(2)
+    assert cost.parameters is not None
+    assert part.parameters is not None
+    split = 4 * (cost.parameters - part.parameters)
     both = [each.estimate.bytes for each in (whole, node)]
     assert both[0]["weights"] - both[1]["weights"] == split
     assert both[1]["kv_cache"] * 2 == both[0]["kv_cache"]
@@ -51,10 +52,11 @@ def test_a_generation_in_the_ranks_of_what_trains_shares_its_parts() -> None:
     assert module_of(apart, "rollout") == "policy copy in 2 parts"
 
 
-def test_ranks_of_a_generation_have_one_version_at_a_time() -> None:
-    message = r"its max_lag is 1: .* Fix: max_lag=0, or --kernel rollout=vllm, or rollout=1\."
-    with pytest.raises(PlanError, match=message):
-        placed(small_grpo(max_lag=1), **TWO)
+def test_with_a_lag_ranks_of_a_generation_are_not_where_its_model_is_trained() -> None:
+    assert placed(small_grpo(max_lag=1), **TWO).node("rollout").layout.tensor == 2
+    pin = {"rollout": ("a", "b"), "train_policy": ("a", "b")}
+    with pytest.raises(PlanError, match=r"a trains, too, .* Fix: other Workers, max_lag=0, or"):
+        placed(small_grpo(max_lag=1), tensor={"rollout": 2, "train_policy": 2}, pin=pin)
 
 
 def test_on_gpus_its_steps_are_in_no_graph_and_rows_share_prompts() -> None:

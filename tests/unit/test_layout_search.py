@@ -18,6 +18,7 @@ from engine.keep.run_folder import RunFolder
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.layout_table import RunLayout, measured_table
+from engine.plan.memory_margins import RunMemory
 from engine.plan.options import AUTO, RunOptions, make_placing, write_wishes
 from engine.plan.plan import Plan
 from engine.plan.planner import choose_plan, make_plan
@@ -64,7 +65,8 @@ def test_wishes_of_a_search_are_options_of_a_run(
 
 
 def test_a_plan_has_the_table_and_the_layout_that_a_run_begins_with() -> None:
-    with_table = planned(grpo())
+    sizes: dict[str, Any] = {"microbatch": {"train_policy": 16384}, "slots": {"rollout": 256}}
+    with_table = planned(grpo(), **sizes)
     lines = [note for note in with_table.notes if note.startswith("layouts: ")]
     assert lines[0].startswith("layouts: at first: layout 0, ")
     assert lines[0].endswith(" s a step")
@@ -72,7 +74,7 @@ def test_a_plan_has_the_table_and_the_layout_that_a_run_begins_with() -> None:
     text = explain(with_table, why=True, width=200)
     assert "179,200 live tokens: " in text
     assert "s a Step by price: rollout, train_policy on 4 H100" in text
-    assert with_table.nodes == planned(grpo(), relayout={}).nodes
+    assert with_table.nodes == planned(grpo(), relayout={}, **sizes).nodes
 
 
 def test_on_cpus_that_nobody_measured_a_run_has_one_layout() -> None:
@@ -104,8 +106,8 @@ def test_a_run_begins_with_the_layout_of_what_it_is_expected_to_have() -> None:
     layouts = (RunLayout(), RunLayout(text="threads=1", changes={"threads": 1}))
     grid = {1000: (1.0, 2.0), 4000: (4.0, 3.0)}
 
-    def make(changed: RunOptions) -> Plan:
-        return plan(checked, changed, cluster=Cluster(cores=8, memory=64 * GIB))
+    def make(changed: RunOptions, memory: RunMemory) -> Plan:
+        return plan(checked, changed, cluster=Cluster(cores=8, memory=64 * GIB), memory=memory)
 
     for begins, number in ((1000.0, 0), (4000.0, 1)):
         table = measured_table(layouts, grid, begins=begins)
@@ -126,10 +128,10 @@ def test_a_resume_closes_what_cannot_be_planned_any_more(tmp_path: Path) -> None
     layouts = (RunLayout(), RunLayout(text="threads=64", changes={"threads": 64}))
     table = measured_table(layouts, {1000: (1.0, 2.0), 4000: (4.0, 3.0)})
 
-    def make(changed: RunOptions) -> Plan:
+    def make(changed: RunOptions, memory: RunMemory) -> Plan:
         if changed.threads:
             raise PlanError("threads: this machine has 8 cores.")
-        return plan(checked, changed, cluster=Cluster(cores=8, memory=64 * GIB))
+        return plan(checked, changed, cluster=Cluster(cores=8, memory=64 * GIB), memory=memory)
 
     with RunFolder.create("moved", tmp_path) as folder:
         folder.write_text(LAYOUTS, encode_layouts(table, 0, ()))

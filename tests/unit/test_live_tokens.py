@@ -131,7 +131,7 @@ def growing_plan(room: LiveRoom | None) -> Plan:
     return plan_of(*nodes, sources=(source,), models=(model,), recorder="data")
 
 
-class GrowingRun:
+class AnswersThatGrow:
     """A run whose answers double with each Step. held: the most tokens that waited beyond a batch,
     of a prompt's rows as they came.
     """
@@ -156,7 +156,7 @@ class GrowingRun:
 def test_a_run_whose_answers_grow_comes_to_its_end(tokens: float) -> None:
     """With a room for all rows, for those of the first Steps, and for none at all."""
     room = None if tokens == inf else LiveRoom(prompts=BATCH, tokens=int(tokens))
-    growing = GrowingRun(room, steps=8)
+    growing = AnswersThatGrow(room, steps=8)
     run = growing.run
     assert run.finish is not None
     assert not run.finish.error

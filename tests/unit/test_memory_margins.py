@@ -134,15 +134,18 @@ def test_a_resume_that_does_not_fit_with_what_was_learned_says_so(
     def make(options: RunOptions, memory: Any) -> Plan:
         return planned(grpo_graph(), CLUSTER, memory=memory)
 
+    def no_search(options: RunOptions) -> None:
+        return None
+
     with RunFolder.create("run", tmp_path) as folder:
-        assert plan_resumed(folder, RunOptions(), make, asks_anew=False).layouts is None
+        assert plan_resumed(folder, RunOptions(), make, no_search, asks_anew=False).layouts is None
         stand = describe_stand(plan, node)
         memory = {node.name: {"limits": MemoryLimits.of(node.layout), "stand": stand}}
         encoded = {name: each | {"margin": 1e6} for name, each in memory.items()}
         text = json.dumps(encoded, default=lambda limits: {"slots": 1, "tokens": 9})
         folder.write_text(MEMORY, text)
         with pytest.raises(PlanError, match=r"as memory ran out \(memory\.json\)\. Fix: "):
-            plan_resumed(folder, RunOptions(), make, asks_anew=False)
+            plan_resumed(folder, RunOptions(), make, no_search, asks_anew=False)
 
 
 def policy_of(stands: tuple[str, ...] | None = ("a", "a", "b")) -> RelayoutPolicy:

@@ -152,8 +152,8 @@ def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
     assert (node.ranks, node.layout.data, node.layout.tensor) == (4, 2, 2)
     assert plan.models[0].aliases == (), "a rank with a part of them cannot generate"
     assert "2 x 2 ranks (data x tensor)" in explain(plan)
-    shape = model_cost("tiny").shape
-    split = 4 * (shape.matrices - shape.matrices // 2)
+    cost = model_cost("tiny")
+    split = 4 * (cost.parameters - cost.part(2).parameters)
     parts, less = node.estimate.bytes, {"weights": split, "gradients": split}
     less["optimizer"] = 2 * split
     assert {name: whole[name] - parts[name] for name in less} == less

@@ -39,7 +39,8 @@ class ThreadRanks(Ranks):
     """Ranks of which each is a thread; they only sum numbers."""
 
     def __init__(self, table: SharedSums, rank: int, tensor: int) -> None:
-        self.rank, self.world, self.tensor = rank, len(table.given), tensor
+        self.rank, self.world = rank, len(table.given)
+        self.tensor = self.alike = tensor
         self._node, self._table = "train_policy", table
 
     def _sum(self, tensor: Tensor) -> Tensor:

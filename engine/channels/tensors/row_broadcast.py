@@ -134,8 +134,8 @@ class RowBroadcast:
         shared: list[tuple[int, ...]] = []
         for rank in range(self._size):
             is_own = rank == self._rank
-            own = torch.tensor(numbers if is_own else [0] * len(numbers), dtype=torch.int64)
-            (received,) = self._cast([own], source=rank)
+            sent = torch.tensor(numbers if is_own else [0] * len(numbers), dtype=torch.int64)
+            (received,) = self._cast([sent], source=rank)
             shared.append(tuple(received.tolist()))
         return shared
 

@@ -217,7 +217,7 @@ def _estimate(draft: Draft, combination: _Combination) -> Draft:
             node = replace(node, layout=layout)
         nodes.append(node)
     changed_draft = replace(draft, nodes=tuple(nodes))
-    if draft.profile is None:
+    if draft.profile is None and not draft.margins:
         return estimate_processes(estimate_nodes(changed_draft, combination))
     # A correction by what was measured counts for all nodes of a Worker together.
     for run in (estimate_costs, correct_peaks, estimate_processes):

@@ -62,7 +62,10 @@ class LaggedRanks:
         return share, self._replicas.setdefault((node, share), _Replica())
 
     def hold(self, node: str, worker: str, held: HeldVersion) -> None:
-        """A version has come to a rank: it is taken up now, or once all have it."""
+        """A version has come to a reader: it is taken up now, or once all ranks have it."""
+        if not self.governs(node):
+            held.use()
+            return
         share, replica = self._find(node, worker)
         if not replica.is_open:
             held.use()
@@ -117,6 +120,8 @@ class LaggedRanks:
 
     def end_run(self, node: str, lead: str) -> None:
         """No row of a run is left."""
+        if not self.governs(node):
+            return
         _, replica = self._find(node, lead)
         replica.is_open = False
         held, replica.held = replica.held, {}

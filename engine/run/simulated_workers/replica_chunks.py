@@ -24,13 +24,15 @@ class RankWorker(RunningWorker, Protocol):
         """Note that what it does now keeps its device busy for so long."""
         ...
 
-    def begin_next(self) -> None:
-        """Begin the next task, when idle."""
+    def after(self, seconds: float, action: Done) -> None:
+        """Schedule an action of this process, if it is still there by then."""
         ...
 
 
 class ReplicaChunks:
-    """Of one Worker. run: has the chunk's rows made, and calls its second argument at the end."""
+    """Of one Worker. run: has the chunk's rows made, and calls its second argument at the end.
+    go_on: begins what comes next here.
+    """
 
     def __init__(
         self,
@@ -38,15 +40,12 @@ class ReplicaChunks:
         world: SharedWorld,
         chunks: ChunkRuns,
         run: Callable[[m.RunChunk, Done], None],
+        go_on: Done,
     ) -> None:
         self._worker, self._world, self._chunks, self._run = worker, world, chunks, run
-        self._followed: set[str] = set()
-        """Nodes that its lead decodes."""
-
-    @property
-    def is_following(self) -> bool:
-        """Whether a lead decodes, and this rank with it."""
-        return bool(self._followed)
+        self._go_on = go_on
+        self.followed: set[str] = set()
+        """Nodes that are decoded here, whose rows the lead has."""
 
     def run(self, chunk: m.RunChunk, done: Done) -> None:
         """Begin once all ranks are here, with one version; end with the last of them. One whose
@@ -92,17 +91,17 @@ class ReplicaChunks:
 
     def _follow(self, chunk: m.RunChunk) -> None:
         """Decode a chunk whose rows its lead has."""
-        worker, node = self._worker, chunk.node
-        ended = m.RankDone(id=chunk.id, node=node, worker=worker.name)
+        node, name = chunk.node, self._worker.name
 
         def end_run() -> None:
-            self._followed.discard(node)
-            worker.begin_next()
+            self.followed.discard(node)
+            self._go_on()
 
-        self._followed.add(node)
-        say = partial(worker.after, 0.0, partial(worker.say, ended))
-        over = partial(worker.after, 0.0, end_run)
-        self._world.groups.lagged.follow(node, worker.name, chunk.id, say, over)
+        self.followed.add(node)
+        say = partial(self._worker.say, m.RankDone(id=chunk.id, node=node, worker=name))
+        say_later = partial(self._worker.after, 0.0, say)
+        end_later = partial(self._worker.after, 0.0, end_run)
+        self._world.groups.lagged.follow(node, name, chunk.id, say_later, end_later)
 
     def give_nothing(self, chunk: m.RunChunk, failed: m.FetchFailed, done: Done) -> None:
         """Let the other ranks go, as the lead has no rows for them."""
@@ -159,5 +158,5 @@ class ReplicaChunks:
     def _end_run(self, chunk: m.RunChunk) -> None:
         """After a chunk that none can join, weights are taken up again as they come."""
         lagged, node = self._world.groups.lagged, self._world.nodes[chunk.node]
-        if lagged.governs(node.name) and not node.binds_late:
+        if not node.binds_late:
             lagged.end_run(node.name, self._worker.name)

@@ -6,13 +6,9 @@ gather (outbox.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
-
 from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
 from engine.protocol import messages as m
-from engine.protocol.refs import Gather
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.world import SharedWorld
 
@@ -52,8 +48,3 @@ def _require_sets(world: SharedWorld, message: m.TrainStep | m.TrainPart) -> Non
             world.outbox.check(rows.keys, message.inputs, inputs)
         elif needless := [i.name for i in inputs if i.name in message.inputs]:
             raise RunError(f"{message.node}: {name} has no row, and inputs {needless}")
-
-
-def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
-    """All gathers of these inputs."""
-    return list(chain.from_iterable(inputs.values()))

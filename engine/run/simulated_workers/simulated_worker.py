@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import chain
 
 from dataflow.errors import RunError
 from engine.protocol import messages as m
@@ -30,7 +31,7 @@ from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.lagged_ranks import HeldVersion
 from engine.run.simulated_workers.replica_chunks import ReplicaChunks
-from engine.run.simulated_workers.row_checks import gathers, require_rows
+from engine.run.simulated_workers.row_checks import require_rows
 from engine.run.simulated_workers.spans import NOBODY, describe_message
 from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting, end_both
 from engine.run.simulated_workers.train_runs import TrainRuns
@@ -54,7 +55,7 @@ class SimulatedWorker:
         self._files = FileRequests(self, world)
         self._ahead = FetchedAhead(world)
         self._training = TrainRuns(self, world, self._check)
-        self._replica = ReplicaChunks(self, world, self._chunks, self._make_rows)
+        self._replica = ReplicaChunks(self, world, self._chunks, self._make_rows, self._next)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
@@ -114,7 +115,7 @@ class SimulatedWorker:
         match message:
             case FileRequest():
                 self._queue.add_request(partial(self._files.do, message))
-                self.begin_next()
+                self._next()
             case m.Offer():
                 self._enqueue(Waiting(partial(self._offer, message)))
             case m.Load():
@@ -131,7 +132,7 @@ class SimulatedWorker:
                 prepared = self._world.groups.begin(message)
                 self._world.devices.check(self.name)
                 self._queue.add_go(partial(self._go, message, prepared))
-                self.begin_next()
+                self._next()
             case m.FinishStep():
                 self._enqueue(Waiting(self._begin_training(message)))
             case _:
@@ -162,18 +163,18 @@ class SimulatedWorker:
     def _enqueue(self, waiting: Waiting) -> None:
         self._world.devices.check(self.name)
         self._queue.add(waiting)
-        self.begin_next()
+        self._next()
 
     def _enqueue_first(self, task: Task) -> None:
         self._world.devices.check(self.name)
         self._queue.add_first(task)
-        self.begin_next()
+        self._next()
 
-    def begin_next(self) -> None:
+    def _next(self) -> None:
         """Begin the next task, when idle."""
         if self._busy:
             return
-        task = self._queue.take(decoding=bool(self._lanes) or self._replica.is_following)
+        task = self._queue.take(decoding=bool(self._lanes or self._replica.followed))
         if task is not None:
             self._busy = True
             self.after(0.0, partial(task, self._idle))
@@ -181,7 +182,7 @@ class SimulatedWorker:
     def _idle(self) -> None:
         self._busy = False
         self._end_span(self._span)
-        self.begin_next()
+        self._next()
 
     def _begin_span(self, what: str, node: str, step: int, message: object) -> int:
         """Begin a span, if they are wanted."""
@@ -209,7 +210,7 @@ class SimulatedWorker:
         def end() -> None:
             if self._world.log is not None:
                 self._world.log.note_fetch(self._span)
-            if peer := self._world.outbox.absent(gathers(message.inputs)):
+            if peer := self._world.outbox.absent(chain.from_iterable(message.inputs.values())):
                 if isinstance(message, m.TrainPart):
                     self._training.parts.note_lost(message, peer)
                 failed = m.FetchFailed(id=message.id, worker=self.name, peer=peer)
@@ -293,9 +294,8 @@ class SimulatedWorker:
 
     def _end_lane(self, node: str) -> None:
         del self._lanes[node]
-        if self._world.groups.lagged.governs(node):
-            self._world.groups.lagged.end_run(node, self.name)
-        self.begin_next()
+        self._world.groups.lagged.end_run(node, self.name)
+        self._next()
 
     def _begin_training(self, message: Together) -> Task:
         """What a train node does first of what it is told, once it has its rows."""
@@ -410,11 +410,8 @@ class SimulatedWorker:
                 self._chunks.note_load(message.reader, message.version)
             drop()
 
-        lagged = self._world.groups.lagged
-        if lagged.governs(message.reader):
-            lagged.hold(message.reader, self.name, HeldVersion(message.version, use, drop))
-        else:
-            use()
+        held = HeldVersion(message.version, use, drop)
+        self._world.groups.lagged.hold(message.reader, self.name, held)
 
     def _wake(self, message: m.Wake) -> None:
         self._world.devices.wake(self.name)

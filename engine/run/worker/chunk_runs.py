@@ -336,14 +336,14 @@ class KernelRuns:
 
     def _find_next(self, node: PlannedNode) -> m.ToWorker | None:
         """What was told next, if ranks take it up together and it can be here."""
-        told: list[m.ToWorker] = []
+        waiting: list[m.ToWorker] = []
 
         def look(instruction: m.ToWorker) -> bool:
-            told.append(instruction)
+            waiting.append(instruction)
             return False
 
         self.take_next(look)
-        match told:
+        match waiting:
             case [m.RunChunk() as chunk] if chunk.node == node.name:
                 return chunk if self._replica_rows.is_taken(chunk) or self._is_here(chunk) else None
             case [m.Load() as load] if load.reader == node.name:

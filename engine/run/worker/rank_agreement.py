@@ -74,11 +74,11 @@ class RankAgreement:
         """Wait until all ranks have one version of the node's weights."""
         while True:
             version = self._delivery.version_of(node)
-            own = _NO_VERSION if version is None else version
-            versions = [each[0] for each in self._share(node, (own,))]
+            number = _NO_VERSION if version is None else version
+            versions = [each[0] for each in self._share(node, (number,))]
             if len(set(versions)) == 1:
                 return
-            if own < max(versions):
+            if number < max(versions):
                 yield from self._load_next(node)
 
     def _load_next(self, node: PlannedNode) -> Iterator[m.Event]:
@@ -101,7 +101,7 @@ class RankAgreement:
             self._take_out(next_told)
             return Agreed(taken=next_told)
         have_weights = all(kind == _WEIGHTS for kind, _ in all_ranks)
-        if have_weights and mine < max(all_ranks) and isinstance(next_told, m.Load):
+        if isinstance(next_told, m.Load) and have_weights and mine < max(all_ranks):
             self._take_out(next_told)
             return Agreed(dropped=next_told)
         return Agreed(waits=True)

@@ -109,11 +109,11 @@ def _read_part(
     summed = part.sum(torch.cat([*partial, picked.flatten()]))
     total, *expected = summed[: len(partial) * len(most)].view(len(partial), len(most))
     logprobs = summed[len(partial) * len(most) :].view_as(picked) - total.log()[which, None]
-    own, at_ids, top_logprobs = logprobs.split(
+    of_written, at_ids, top_logprobs = logprobs.split(
         [1, *(0 if each is None else each.shape[1] for each in (ids, top_ids))], dim=1
     )
     return Predictions(
-        logprobs=own[:, 0],
+        logprobs=of_written[:, 0],
         entropy=(total.log() - expected[0] / total)[which] if reading.entropy else None,
         at_ids=None if ids is None else at_ids,
         top_ids=top_ids,

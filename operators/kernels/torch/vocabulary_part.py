@@ -141,8 +141,7 @@ def split_vocabulary(module: nn.Module, mesh: DeviceMesh) -> VocabularyPart | No
     part = VocabularyPart(group, first=group.rank() * size, size=size)
     is_tied = embedding.weight is head.weight
     split_linear(head, mesh, COLUMNS)
-    weight = head.weight
-    assert isinstance(weight, nn.Parameter)
+    weight: Any = head.weight
     if not is_tied:
         rows = distribute_tensor(embedding.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
         weight = nn.Parameter(rows, requires_grad=embedding.weight.requires_grad)
