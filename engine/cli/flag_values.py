@@ -127,7 +127,9 @@ def _table_or_word(kind: _TableValue, word: str) -> PrimitiveConstructorSpec[Any
         return table.instance_from_str(words)
 
     def write(setting: Any) -> list[str]:
-        return [word] if setting == word else table.str_from_instance(setting)
+        if setting == word:
+            return [word]
+        return table.str_from_instance(setting)
 
     return PrimitiveConstructorSpec(
         nargs="*",

@@ -71,7 +71,8 @@ def list_unlike_hosts(
                 tuple(numbers.get(member, -1) for member in turns),
             ]
         labels[host] = tuple(parts)
-    return list(dict.fromkeys(unite_alike(labels).values()))
+    first_of_each = unite_alike(labels).values()
+    return list(dict.fromkeys(first_of_each))
 
 
 def unite_places(

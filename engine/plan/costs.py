@@ -92,7 +92,9 @@ class PlanCosts:
         return all(self.is_alike(name) for name in self._nodes)
 
     def _worker_of(self, node: PlannedNode) -> str:
-        return self._at if self._at in node.workers else node.workers[0]
+        if self._at in node.workers:
+            return self._at
+        return node.workers[0]
 
     # --- where ------------------------------------------------------------------------------------
 

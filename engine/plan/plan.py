@@ -298,8 +298,9 @@ class Decisions:
     @cached_property
     def _nodes_by_worker(self) -> Mapping[str, Sequence[PlannedNode]]:
         nodes_on: dict[str, dict[str, PlannedNode]] = {worker: {} for worker in self.workers}
-        for node, worker in ((n, w) for n in self.nodes for w in n.workers):
-            nodes_on[worker][node.name] = node
+        for node in self.nodes:
+            for worker in node.workers:
+                nodes_on[worker][node.name] = node
         return {worker: list(nodes.values()) for worker, nodes in nodes_on.items()}
 
     def host_of(self, worker: str) -> str:

@@ -116,7 +116,9 @@ def make_table(
         cells[live] = [time if live <= room else math.inf for time, room in fitting]
     numbers = _choose_few(cells)
     chosen = [replace(layouts[number], most=rooms[number]) for number in numbers]
-    few = {live: [seconds[number] for number in numbers] for live, seconds in cells.items()}
+    few: dict[int, list[float]] = {}
+    for live, seconds in cells.items():
+        few[live] = [seconds[number] for number in numbers]
     table = measured_table(chosen, few, switch_seconds=switch_seconds, begins=begins)
     return replace(table, buckets=tuple(_go_on(table.buckets)))
 
@@ -152,7 +154,8 @@ def _choose_few(cells: Mapping[int, Sequence[float]]) -> list[int]:
     """Numbers of the layouts that stay: one after another that is worth least is left out, as long
     as a Step becomes nowhere much longer.
     """
-    numbers = list(range(len(next(iter(cells.values())))))
+    first = next(iter(cells.values()))
+    numbers = list(range(len(first)))
     while len(numbers) > 1:
         losses: list[tuple[float, int]] = []
         for number in numbers:

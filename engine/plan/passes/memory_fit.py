@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
@@ -74,7 +74,8 @@ def fit_memory(draft: Draft) -> Draft:
 
 def _find_hosts(draft: Draft, nodes: Iterable[PlannedNode]) -> set[str]:
     """The hosts of these nodes, on which alone a choice for one of them changes what is needed."""
-    return {draft.host_of(worker) for node in nodes for worker in node.workers}
+    workers = chain.from_iterable(node.workers for node in nodes)
+    return set(map(draft.host_of, workers))
 
 
 def _find_candidates(draft: Draft, rooms: Sequence[MemoryRoom]) -> Iterator[PlannedNode]:
@@ -147,8 +148,11 @@ class _Trials:
     def __init__(self, draft: Draft, nodes: Sequence[PlannedNode], hosts: Container[str]) -> None:
         """nodes: those to choose for; the first that changes is the last of them. hosts: theirs."""
         self._draft, self._nodes = draft, nodes
-        self._near = [n for n in draft.nodes if any(draft.host_of(w) in hosts for w in n.workers)]
+        self._near: list[PlannedNode] = []
         """All that is on these hosts."""
+        for node in draft.nodes:
+            if any(host in hosts for host in map(draft.host_of, node.workers)):
+                self._near.append(node)
         self._choices = {node.name: _list_choices(draft, node) for node in nodes}
         self._estimated: dict[_Choice, Draft] = {}
 

@@ -148,11 +148,13 @@ class NodeLayouts:
         layout, work = usual.layout, self._works[0]
         takes_much = usual.running > _MUCH * self._pools[pool].memory
         for tokens in self._axes.tokens:
-            if takes_much if tokens < layout.tokens else layout.shard:
+            is_smaller = tokens < layout.tokens
+            if (is_smaller and takes_much) or (not is_smaller and layout.shard):
                 yield replace(layout, tokens=tokens)
-        rows = work.rows // layout.replicas
+        has_more = work.rows // layout.replicas > layout.slots
         for slots in self._axes.slots:
-            if takes_much if slots < layout.slots else rows > layout.slots:
+            is_smaller = slots < layout.slots
+            if (is_smaller and takes_much) or (not is_smaller and has_more):
                 yield replace(layout, slots=slots)
 
     def _price_on(self, pool: int, layout: Layout, devices: int) -> PricedLayout:

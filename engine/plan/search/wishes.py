@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from dataflow.kernel import Layout
 from engine.plan.cluster import Cluster
@@ -81,7 +82,7 @@ class _WishWriter:
     def name_groups(self) -> Iterator[tuple[str, DeviceGroup]]:
         """Yield each group with the name of its Workers."""
         nodes = self._problem.nodes
-        names = {worker for node in nodes for worker in node.pinned}
+        names = set(chain.from_iterable(node.pinned for node in nodes))
         trained = TRAIN if self._problem.lag else MAIN
         for group in sorted(self._placement.groups, key=lambda group: -group.members[-1]):
             members = [nodes[member] for member in group.members]

@@ -71,7 +71,7 @@ class ContextRanks:
         padding = -len(packed.ids) % count
         token_owners, row_owners = packed.source % count, packed.last % count
         tokens, rows = np.flatnonzero(token_owners == rank), np.flatnonzero(row_owners == rank)
-        own = replace(
+        share = replace(
             packed,
             ids=np.pad(packed.ids, (0, padding))[rank::count],
             positions=np.pad(packed.positions, (0, padding))[rank::count],
@@ -81,7 +81,7 @@ class ContextRanks:
             last=packed.last[rows] // count,
         )
         return TokenShare(
-            packed=own,
+            packed=share,
             tokens=tokens,
             attention_pass=_ContextPass(packed, padding, self),
             joins=(_Join(token_owners, self), _Join(row_owners, self)),
@@ -160,11 +160,11 @@ class _Join:
         self.order = torch.from_numpy(np.argsort(owners, kind="stable")).to(ranks.device)
         """The places of all numbers, the first rank's first."""
 
-    def join(self, own: Tensor) -> Tensor:
-        """[own, ...] -> [numbers, ...]; backwards, each rank goes on with its own."""
+    def join(self, numbers: Tensor) -> Tensor:
+        """[a rank's, ...] -> [all, ...]; backwards, each rank goes on with its own."""
         if not len(self.order):
-            return own
-        return _Gathered.apply(own, self)  # type: ignore[return-value]
+            return numbers
+        return _Gathered.apply(numbers, self)  # type: ignore[return-value]
 
     @property
     def own_places(self) -> Tensor:
@@ -176,15 +176,15 @@ class _Gathered(torch.autograd.Function):
     """All ranks' numbers. All have the same loss, so each takes the gradient of its own alone."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, join: _Join) -> Tensor:
+    def forward(ctx: Any, numbers: Tensor, join: _Join) -> Tensor:
         ctx.join = join
         # all_gather takes equal lengths.
-        padded = own.new_zeros(max(join.counts), *own.shape[1:])
-        padded[: len(own)] = own
+        padded = numbers.new_zeros(max(join.counts), *numbers.shape[1:])
+        padded[: len(numbers)] = numbers
         by_rank = [torch.empty_like(padded) for _ in join.counts]
         dist.all_gather(by_rank, padded, group=join.ranks.group)
         pieces = [piece[:count] for piece, count in zip(by_rank, join.counts, strict=True)]
-        whole = own.new_empty(len(join.order), *own.shape[1:])
+        whole = numbers.new_empty(len(join.order), *numbers.shape[1:])
         whole[join.order] = torch.cat(pieces)
         return whole
 
@@ -212,11 +212,12 @@ class _ContextPass:
         ranks = self._ranks
         # Each rank needs as many heads of keys as any other.
         repeats = math.lcm(key.shape[1], ranks.count) // key.shape[1]
+        read = [key, value]
         if repeats > 1:
-            key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+            read = [each.repeat_interleave(repeats, dim=1) for each in read]
         if kind.sinks is not None:
             kind = replace(kind, sinks=kind.sinks.view(ranks.count, -1)[ranks.rank])
-        of_heads: Any = _HeadsForTokens.apply(ranks.group, query, key, value)
+        of_heads: Any = _HeadsForTokens.apply(ranks.group, query, *read)
         q, k, v = (x[: self._tokens] for x in of_heads)
         output = self._whole.attend(layer, q, k, v, kind)
         padded = nn.functional.pad(output, (0, 0, 0, 0, 0, self._padding))
@@ -251,14 +252,16 @@ class _TokensForHeads(torch.autograd.Function):
 
 def _gather_tokens(parts: Sequence[Tensor], group: Any) -> list[Tensor]:
     """[own tokens, heads, dim] -> [all tokens, own heads, dim]."""
-    by_reader = [part.unflatten(1, (group.size(), -1)).transpose(0, 1) for part in parts]
+    size = group.size()
+    by_reader = [part.unflatten(1, (size, -1)).transpose(0, 1) for part in parts]
     # Token i of rank k is token i * ranks + k.
     return [received.transpose(0, 1).flatten(0, 1) for received in _exchange(by_reader, group)]
 
 
 def _gather_heads(parts: Sequence[Tensor], group: Any) -> list[Tensor]:
     """[all tokens, own heads, dim] -> [own tokens, heads, dim]."""
-    by_reader = [part.unflatten(0, (-1, group.size())).transpose(0, 1) for part in parts]
+    size = group.size()
+    by_reader = [part.unflatten(0, (-1, size)).transpose(0, 1) for part in parts]
     return [received.transpose(0, 1).flatten(1, 2) for received in _exchange(by_reader, group)]
 
 

@@ -152,7 +152,8 @@ class LossBackward:
         """
         share = TokenShare.of(packed, self._context)
         written = gather(completions.values, share.packed.tokens, self._device, torch.int64)
-        other_ids = share.take_ids(torch.cat([*ids.values()], dim=1) if ids else None)
+        other_ids = torch.cat([*ids.values()], dim=1) if ids else None
+        other_ids = share.take_ids(other_ids)
         at = (self._module, share.packed)
 
         def ask() -> ModelNumbers:

@@ -300,7 +300,7 @@ def _find_keys(
     depth = packed.positions[first]
     begin = _find_begins(packed, first, block, window)
     queries = first[:, None] + np.arange(block)
-    own = np.minimum(queries, total - 1)
+    standing = np.minimum(queries, total - 1)
     width = _round_up(int((depth - begin).max(initial=0)))
     steps = begin[:, None] + np.arange(width)
     is_ancestor = steps < depth[:, None]  # the others are padding, as blocks differ in depth
@@ -308,14 +308,14 @@ def _find_keys(
     path_rows = packed.owner[first][:, None]
     above = np.where(is_ancestor, packed.path[path_rows, reach], 0)
     # j is visible to i where j <= i < end[j] (packing.py); ancestors come before all queries.
-    ends_above, ends_own = packed.end[above], packed.end[own]
+    ends_above, ends_own = packed.end[above], packed.end[standing]
     i, j = queries[:, :, None], queries[:, None, :]
     sees_above = is_ancestor[:, None, :] & (i < ends_above[:, None, :])
     sees_own = (j <= i) & (i < ends_own[:, None, :])
-    keys = np.concatenate([above, own], axis=1)
+    keys = np.concatenate([above, standing], axis=1)
     mask = np.concatenate([sees_above, sees_own], axis=2)
     if window is not None:
-        query_positions, key_positions = packed.positions[own], packed.positions[keys]
+        query_positions, key_positions = packed.positions[standing], packed.positions[keys]
         mask &= query_positions[:, :, None] - key_positions[:, None, :] < window
     # Queries beyond the last token are padding: they see key 0 so that no softmax is empty.
     mask[queries >= total, 0] = True
