@@ -86,7 +86,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         supervisor.tell(host_plans.chunk_of(2, ref))
         produced, done = host_plans.until(supervisor, m.ChunkDone)
         assert isinstance(produced, m.Produced)
-        assert done == m.ChunkDone(id=2, node="doubled")
+        assert done == m.ChunkDone(id=2, node="doubled", seconds=done.seconds)
         supervisor.tell(m.Release(worker="source", blocks=(ref.block,)))
         supervisor.tell(m.Release(worker="host", blocks=(produced.ref.block,)))
         assert supervisor.next() is None
