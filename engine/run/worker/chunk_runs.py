@@ -293,9 +293,9 @@ class KernelRuns:
         chunk = chunks.find(batch.keys)
         message, inputs = chunk.message, chunk.described.inputs
         self._kernels.aligned[message.node].require_made(message.keys, batch, inputs)
+        chunk.note_rows(batch.keys)
         if self._replica_rows.is_taken(message):  # the lead keeps the rows, and tells of them
             during.note_rows(None)
-            chunk.note_rows(batch.keys)
             yield from self._reports.report_metrics(message)
             yield from self._reports.report_tombstones(chunks)
             yield from self._reports.end_over(chunks)
@@ -306,7 +306,6 @@ class KernelRuns:
             self._recorder.add(message, batch, chunk.version)
         if self._newest is not None:
             self._newest.offer(message.node, batch)
-        chunk.note_rows(batch.keys)
         yield from self._reports.report_metrics(message)
         watermark = self._kernels.sessions[message.node].take_least_tokens()
         yield m.Produced(id=message.id, node=message.node, ref=ref, watermark=watermark)
