@@ -134,6 +134,7 @@ def _read_task(
 ) -> _PlanningTask:
     """Check a graph, find the machine and read its rates. Raises GraphError, PlanError."""
     checked = check(graph) if isinstance(graph, AnyGraph) else graph
+    run_options.make_placing(options)  # raises before hosts are looked for, which may take long
     cluster = cluster or _find_cluster(options, checked.source)
     rates = None
     if options.profile is not None:
