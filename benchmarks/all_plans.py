@@ -201,8 +201,8 @@ def _find_profile(world: WorldGraph, path: Path) -> Profile:
     """Read the profile of a graph, measured before if it is not there."""
     if not path.exists():
         planned = _plan(world.graph, replace(_PLAIN, workers="one", search="off"))
-        made = measure_profile(world.graph, [planned], _PLAIN, _REQUEST, _say)
-        write_profile(path, made.profile)
+        measured = measure_profile(world.graph, [planned], _PLAIN, _REQUEST, _say)
+        write_profile(path, measured.profile)
     return read_profile(path)
 
 

@@ -94,9 +94,9 @@ def planned(folder: Path, asked: GpuPlan) -> Plan:
         kernel={"rollout": "vllm"},
         microbatch=dict.fromkeys(updated, asked.microbatch) if asked.microbatch else {},
     )
-    found = plan(make_graph(files.base, files.data, asked), options)
-    assert isinstance(found, Plan)
-    return found
+    planned = plan(make_graph(files.base, files.data, asked), options)
+    assert isinstance(planned, Plan)
+    return planned
 
 
 def host_of(number: int, count: int) -> str:

@@ -75,8 +75,10 @@ def main(number: int, folder: Path, count: int) -> None:
         ranks, packed = ContextRanks(dist.group.WORLD, CPU), pack_rows()
         attention_pass: Any = ranks.divide(packed).attention_pass
         tokens = -(-len(packed.ids) // count) * count
-        own = slice(number, None, count)
-        reports = {name: attend(kind, attention_pass, own, tokens) for name, kind in KINDS.items()}
+        places = slice(number, None, count)
+        reports = {
+            name: attend(kind, attention_pass, places, tokens) for name, kind in KINDS.items()
+        }
         torch.save(reports, folder / f"rank {number}.pt")
 
 

@@ -50,10 +50,10 @@ def passing(node: PlannedNode) -> int:
 def lowered_of(node: PlannedNode, *, peak: int = 0, **less: Any) -> InstructionTold:
     before = MemoryLimits.of(node.layout)
     limits = replace(before, **less)
-    told = LimitLowered(
+    lowered = LimitLowered(
         node=node.name, worker="main", limits=limits, before=before, error="no room", peak=peak
     )
-    return InstructionTold(at=0.0, instruction=told)
+    return InstructionTold(at=0.0, instruction=lowered)
 
 
 def test_a_margin_is_what_passed_over_what_was_estimated(plan: Plan) -> None:

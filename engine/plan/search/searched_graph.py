@@ -81,6 +81,9 @@ class _GraphReader:
         self._costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile, costs)
         self._nodes = [node for node in draft.nodes if _is_searched(node)]
         self._numbers = {node.name: number for number, node in enumerate(self._nodes)}
+        pinned_groups = find_pinned_groups(draft.placing, list(self._numbers))
+        self._are_pins_lists = pinned_groups is not None
+        self._pinned = pinned_groups or {}
         shapes = {name: cost.shape for name, cost in costs.items()}
         late = replace(draft, nodes=tuple(map(self._bind_late, draft.nodes)))
         greatest = all_lengths(draft.graph, shapes)
@@ -107,7 +110,7 @@ class _GraphReader:
     def why_all_pinned(self) -> str:
         """Why pins leave nothing to search; empty if they do not."""
         placing, names = self._draft.placing, list(self._numbers)
-        if find_pinned_groups(placing, names) is None:
+        if not self._are_pins_lists:
             return "--pin has nodes on Workers of which others have some, not the first ones"
         if all(name in placing.pin for name in names):
             return "--pin says where nodes are"
@@ -122,12 +125,11 @@ class _GraphReader:
             if node.work == "train":
                 writers[model_of(node)] = self._numbers[node.name]
         searched: list[SearchedNode] = []
-        pinned_groups = find_pinned_groups(draft.placing, list(self._numbers)) or {}
         for node in self._nodes:
             above = ancestors[node.name]
             parents = sorted(self._numbers[name] for name in above if name in self._numbers)
             read = self._read_node(node, tuple(parents), writers)
-            searched.append(replace(read, pinned=pinned_groups.get(node.name, ())))
+            searched.append(replace(read, pinned=self._pinned.get(node.name, ())))
         return Problem(
             nodes=tuple(searched),
             pools=self._pools.pools,
@@ -146,13 +148,10 @@ class _GraphReader:
         """Nodes that have to share devices: of one engine, pinned to the same Workers, together."""
         joined: list[set[str]] = []
         by_workers: dict[Workers, list[str]] = {}
-        pinned_groups = find_pinned_groups(self._draft.placing, list(self._numbers)) or {}
-        for name, workers in pinned_groups.items():
+        for name, workers in self._pinned.items():
             by_workers.setdefault(workers, []).append(name)
-        groups = (
-            *group_engine_nodes(self._draft), *by_workers.values(), *self._draft.placing.together
-        )  # fmt: skip
-        for names in groups:
+        together = self._draft.placing.together
+        for names in (*group_engine_nodes(self._draft), *by_workers.values(), *together):
             members = {name for name in names if name in self._numbers}
             touched = [other for other in joined if not other.isdisjoint(members)]
             joined = [other for other in joined if other.isdisjoint(members)]
